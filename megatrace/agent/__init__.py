@@ -1,0 +1,1 @@
+"""Inside the traced process: rings, their registration with CUDA, host spans, NVTX."""

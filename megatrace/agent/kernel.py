@@ -1,0 +1,233 @@
+"""The agent beside a traced kernel: makes its ring, says its steps, obeys the recorder.
+
+::
+
+    agent = KernelAgent.start(STREAM, blocks=132, roles=ROLES, kernels=("stream",), device="cuda")
+    launch(..., agent.params)            # the last argument of the kernel
+    for _ in range(steps):
+        agent.begin_step(stream)         # before each replay
+        graph.replay()
+    agent.close()
+
+Outside a session (``MEGATRACE_SESSION`` is not set) ``start`` returns an agent that does
+nothing, with parameters that switch the tracer off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatrace.agent.cuda import Cuda
+from megatrace.agent.decision import Decision
+from megatrace.agent.memory import CudaMemory, HostMemory, TraceMemory, TraceParams
+from megatrace.agent.numa import preferred_node
+from megatrace.agent.probe import ClockProbe
+from megatrace.errors import RingError
+from megatrace.paths import SESSION_ENV
+from megatrace.ring.control import ALL_SMS, read_ack, read_control, write_ack
+from megatrace.ring.file import RingFile, RingSpec
+from megatrace.ring.host import HostWriter
+from megatrace.ring.session import Session
+from megatrace.schema import HOST, EventTable
+from megatrace.schema.layout import CONTROL_SOME_SMS, LEVEL_OFF
+
+_CLOCK_SAMPLE = next(event.id for event in HOST if event.name == "clock_sample")
+_TICK_S = 0.25
+_CLOCK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RingSize:
+    """``lines`` (128 bytes) a warp, a power of two; ``layers`` of sums."""
+
+    lines: int = 256
+    layers: int = 1
+
+
+class KernelAgent:
+    """One ring and the thread that tends it. Use :meth:`start`."""
+
+    def __init__(self, ring: RingFile, memory: TraceMemory, probe: ClockProbe | None) -> None:
+        """Take over ``ring`` and ``memory``; ``probe`` None: the host's own clock."""
+        self.params: TraceParams = memory.params
+        """What the kernel takes as its last argument."""
+        self._ring = ring
+        self._memory = memory
+        self._probe = probe
+        self._host = HostWriter(ring)
+        self._decision = Decision()
+        self._step = 0
+        self._timeline_steps = 0
+        self._sms = 0
+        self._hooked = False
+        self._stop = threading.Event()
+        self._sample_clock()
+        self.begin_step(0, hooked=False)
+        self._thread = threading.Thread(target=self._tend, name="megatrace-agent", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(
+        cls,
+        table: EventTable,
+        *,
+        blocks: int,
+        roles: Sequence[str],
+        kernels: Sequence[str],
+        device: str,
+        rank: int = 0,
+        size: RingSize = RingSize(),  # noqa: B008 - frozen
+    ) -> KernelAgent | IdleAgent:
+        """The agent of this process and ``rank``.
+
+        ``roles`` names the warps of a block, ``kernels`` the kernel ids from 0, ``device``
+        is ``cuda`` or ``cpu`` (the host build). Raises RingError where the ring cannot be
+        made or pinned, SessionError where the session is not this user's.
+        """
+        name = os.environ.get(SESSION_ENV)
+        if not name:
+            return IdleAgent()
+        cuda = Cuda() if device == "cuda" else None
+        node = cuda.numa_node() if cuda else None
+        spec = RingSpec(
+            rank=rank,
+            blocks=blocks,
+            warps=len(roles),
+            lines=size.lines,
+            layers=size.layers,
+            host_capacity=4096,
+            device=int(cuda is not None),
+            table_hash=table.hash,
+            meta={
+                "table": table.to_json(),
+                "roles": list(roles),
+                "kernels": list(kernels),
+                "numa_node": node,
+                "pid": os.getpid(),
+            },
+        )
+        with preferred_node(node):
+            ring = Session.open(name).create_ring(f"rank{rank:04d}-{os.getpid()}", spec)
+        try:
+            memory = CudaMemory(ring, cuda) if cuda else HostMemory(ring)
+            return cls(ring, memory, ClockProbe(cuda) if cuda else None)
+        except RingError:
+            ring.mark_closed()
+            raise
+
+    def begin_step(self, stream: int = 0, *, step: int | None = None, hooked: bool = True) -> None:
+        """Before the launches of a step: writes its id and level, ordered on ``stream``.
+
+        ``step`` counts up by itself where it is not given.
+        """
+        self._hooked = self._hooked or hooked
+        self._step = self._step + hooked if step is None else step
+        control = read_control(self._ring)
+        ack = read_ack(self._ring)
+        level = self._decision.level(control, self._step, window_open=bool(ack.window_open))
+        self._timeline_steps += level > 1 and hooked
+        if control.sm_mask != self._sms:
+            self._sms = control.sm_mask
+            self._memory.write_sms(control.sm_words, stream)
+        some = CONTROL_SOME_SMS if self._sms != ALL_SMS and level != LEVEL_OFF else 0
+        self._memory.write_step(self._step, level | some, stream)
+        write_ack(
+            self._ring,
+            replace(
+                ack,
+                seq=control.seq,
+                level=level,
+                step=self._step,
+                timeline_steps=self._timeline_steps,
+                host_records=self._host.written,
+            ),
+        )
+
+    def span(self, event: str, begin_ns: int, end_ns: int, values: Sequence[int] = ()) -> None:
+        """Write a host span (a name of ``megatrace.schema.HOST``) of the step in progress."""
+        number = next(e.id for e in HOST if e.name == event)
+        self._host.append(number, begin_ns, end_ns, self._step, values)
+
+    def fact(self, name: str, value: dict[str, object]) -> None:
+        """Write a fact for the capture: anything JSON can say."""
+        self._host.append_fact(name, value)
+
+    def close(self) -> None:
+        """Last sums and clock sample, then unpin. The device must be idle."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join()
+        self._sample_clock()
+        if self._probe is not None:
+            self._probe.close()
+        self._memory.close()
+        self._ring.mark_closed()
+        self._ring.close()
+
+    def __enter__(self) -> KernelAgent:
+        """Return itself; closes on exit."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close."""
+        self.close()
+
+    def _tend(self) -> None:
+        """Sums home, clock samples, and for hosts that say no steps: the recorder's wishes."""
+        clock_due = time.monotonic() + _CLOCK_S
+        while not self._stop.wait(_TICK_S):
+            self._memory.publish_sums()
+            if time.monotonic() >= clock_due:
+                clock_due += _CLOCK_S
+                self._sample_clock()
+            if not self._hooked:
+                self.begin_step(0, hooked=False)
+
+    def _sample_clock(self) -> None:
+        if self._probe is None:
+            now = time.monotonic_ns()
+            self._host.append(_CLOCK_SAMPLE, now, time.monotonic_ns(), self._step_id, (now,))
+            return
+        sample = self._probe.sample()
+        if sample is not None:
+            self._host.append(
+                _CLOCK_SAMPLE,
+                sample.before_ns,
+                sample.after_ns,
+                self._step_id,
+                (sample.globaltimer_ns,),
+            )
+
+    @property
+    def _step_id(self) -> int:
+        return self._step
+
+
+class IdleAgent:
+    """Nobody records: every call does nothing, ``params`` switch the tracer off."""
+
+    params = TraceParams()
+
+    def begin_step(self, stream: int = 0, *, step: int | None = None) -> None:
+        """Do nothing."""
+
+    def span(self, event: str, begin_ns: int, end_ns: int, values: Sequence[int] = ()) -> None:
+        """Do nothing."""
+
+    def fact(self, name: str, value: dict[str, object]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> IdleAgent:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Do nothing."""

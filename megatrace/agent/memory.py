@@ -1,0 +1,130 @@
+"""Where a kernel's control word, cursors and sums live: on the GPU or in this process."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import numpy as np
+
+from megatrace.agent.cuda import Cuda
+from megatrace.ring.file import RingFile
+from megatrace.schema.layout import CAUSE_SLOTS, CURSOR_BYTES, DEVICE_CONTROL, SUM_BYTES
+
+TRACE_PARAMS_BYTES = 48
+"""sizeof(TraceParams) of tracer.cuh."""
+
+
+class TraceParams(ctypes.Structure):
+    """TraceParams of tracer.cuh: the last argument of a traced kernel."""
+
+    _fields_ = (
+        ("control", ctypes.c_uint64),
+        ("cursors", ctypes.c_uint64),
+        ("sums", ctypes.c_uint64),
+        ("lines", ctypes.c_uint64),
+        ("line_mask", ctypes.c_uint32),
+        ("kernel_layer", ctypes.c_uint32),
+        ("warps", ctypes.c_uint32),
+    )
+
+
+assert ctypes.sizeof(TraceParams) == TRACE_PARAMS_BYTES
+
+
+class TraceMemory(Protocol):
+    """What the agent does with that memory."""
+
+    params: TraceParams
+
+    def write_step(self, step: int, level: int, stream: int) -> None:
+        """Say the step that the next work on ``stream`` belongs to, and its level."""
+
+    def write_sms(self, words: tuple[int, ...], stream: int) -> None:
+        """Write the mask of the SMs that record, 32 a word."""
+
+    def publish_sums(self) -> None:
+        """Bring the sums to where the recorder reads them."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
+    return TraceParams(
+        control, cursors, sums, lines, int(ring.header["lines"]) - 1, 0, ring.rings
+    )
+
+
+class HostMemory:
+    """The host build: everything is this process's own memory, the sums the ring's."""
+
+    def __init__(self, ring: RingFile) -> None:
+        """Make room for the cursors of ``ring``."""
+        self._control = np.zeros(1, DEVICE_CONTROL)
+        self._cursors = np.zeros(ring.rings * CURSOR_BYTES + 16, np.uint8)
+        cursors = -(-self._cursors.ctypes.data // 16) * 16
+        self.params = _params(
+            ring,
+            self._control.ctypes.data,
+            cursors,
+            ring.address(int(ring.header["sums_offset"])),
+            ring.address(int(ring.header["lines_offset"])),
+        )
+
+    def write_step(self, step: int, level: int, stream: int) -> None:
+        """Launches run in order, so a plain store is ordered."""
+        self._control["step"] = step & 0xFFFFFFFF
+        self._control["level"] = level
+
+    def write_sms(self, words: tuple[int, ...], stream: int) -> None:
+        """A plain store, likewise."""
+        self._control["sm_mask"] = words
+
+    def publish_sums(self) -> None:
+        """They are in the ring already."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class CudaMemory:
+    """A GPU: lines leave for the pinned ring, the rest stays in device memory."""
+
+    def __init__(self, ring: RingFile, cuda: Cuda) -> None:
+        """Pin ``ring`` and allocate; raises RingError where the driver refuses."""
+        self._cuda = cuda
+        self._base = ring.address(0)
+        self._sums_offset = int(ring.header["sums_offset"])
+        self._sums_bytes = int(ring.header["layers"]) * CAUSE_SLOTS * ring.rings * SUM_BYTES
+        base = cuda.register(self._base, int(ring.header["total_bytes"]))
+        self._control = cuda.allocate(DEVICE_CONTROL.itemsize)
+        self._cursors = cuda.allocate(ring.rings * CURSOR_BYTES)
+        self._sums = cuda.allocate(max(self._sums_bytes, SUM_BYTES))
+        self._stream = cuda.stream()
+        lines = base + int(ring.header["lines_offset"])
+        self.params = _params(ring, self._control, self._cursors, self._sums, lines)
+
+    def write_step(self, step: int, level: int, stream: int) -> None:
+        """One write of eight bytes, ordered on ``stream``."""
+        self._cuda.write_value(self._control, (level << 32) | (step & 0xFFFFFFFF), stream)
+
+    def write_sms(self, words: tuple[int, ...], stream: int) -> None:
+        """A copy, ordered on ``stream``; rare."""
+        mask = np.array(words, np.uint32)
+        self._cuda.copy_to_device(self._control + 16, mask.ctypes.data, mask.nbytes, stream)
+
+    def publish_sums(self) -> None:
+        """Copy the sums into the pinned ring, beside all other work."""
+        self._cuda.use_context()
+        self._cuda.copy_to_host(
+            self._base + self._sums_offset, self._sums, self._sums_bytes, self._stream
+        )
+
+    def close(self) -> None:
+        """Bring the last sums home, unpin and free."""
+        self.publish_sums()
+        self._cuda.synchronize(self._stream)
+        self._cuda.unregister(self._base)
+        for address in (self._control, self._cursors, self._sums):
+            self._cuda.free(address)

@@ -1,0 +1,64 @@
+"""Clock samples: the host reads its clock, the GPU its globaltimer, the host again."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from dataclasses import dataclass
+
+from megatrace.agent.cuda import Cuda
+from megatrace.paths import include_dir
+
+_ROUNDS = 16
+_GIVE_UP_S = 0.2
+_ANSWER, _NUMBER = 64, 72
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """``globaltimer_ns`` was read between ``before_ns`` and ``after_ns`` (CLOCK_MONOTONIC)."""
+
+    before_ns: int
+    after_ns: int
+    globaltimer_ns: int
+
+
+class ClockProbe:
+    """Asks the GPU for its globaltimer through a page of host memory."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        """Load the probe; raises RingError where the driver refuses."""
+        self._cuda = cuda
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._host = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        self._device = cuda.register(self._host, mmap.PAGESIZE)
+        ptx = (include_dir() / "megatrace" / "clock_probe.ptx").read_text()
+        self._module, self._function = cuda.load_kernel(ptx, "megatrace_clock_probe")
+        self._stream = cuda.stream()
+
+    def sample(self) -> ClockSample | None:
+        """The sample of the shortest of 16 round trips; None where the GPU had no room for it."""
+        question = ctypes.c_uint32.from_address(self._host)
+        answer = ctypes.c_uint64.from_address(self._host + _ANSWER)
+        number = ctypes.c_uint32.from_address(self._host + _NUMBER)
+        question.value = number.value = 0
+        args = [ctypes.c_uint64(self._device), ctypes.c_uint32(_ROUNDS)]
+        self._cuda.launch_one(self._function, args, self._stream)
+        best: ClockSample | None = None
+        give_up = time.monotonic() + _GIVE_UP_S
+        for asked in range(1, _ROUNDS + 1):
+            before_ns = time.monotonic_ns()
+            question.value = asked
+            while number.value != asked:
+                if time.monotonic() > give_up:
+                    return best
+            after_ns = time.monotonic_ns()
+            if best is None or after_ns - before_ns < best.after_ns - best.before_ns:
+                best = ClockSample(before_ns, after_ns, answer.value)
+        return best
+
+    def close(self) -> None:
+        """Wait for the probe and give its page back."""
+        self._cuda.synchronize(self._stream)
+        self._cuda.unregister(self._host)

@@ -1,0 +1,139 @@
+"""What of a warp's words is missing: lines exactly, words exactly once a count survives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from megatrace.schema.layout import ARG_MASK, RECORDS_PER_LINE
+
+if TYPE_CHECKING:
+    from megatrace.analysis.launches import Segments
+    from megatrace.analysis.lines import I8
+
+
+@dataclass(frozen=True, slots=True)
+class RingLoss:
+    """Arrays of length R, one place a ring.
+
+    ``lines_missing`` counts holes before the last captured line; what a recorder lost
+    after that only the capture's own loss rows know. ``words_lost`` is exact: the running
+    count of the last header or closing less the words seen by then. Words lost after
+    that are unknown, at most ``words_unknown_max``.
+    """
+
+    lines_seen: I8
+    lines_missing: I8
+    lines_torn: I8
+    lines_repeated: I8
+    words_seen: I8
+    words_lost: I8
+    words_unknown_max: I8
+    words_orphaned: I8
+    """Of the words seen: those that no surviving header places in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossRow:
+    """What is missing of one rank.
+
+    Lines are exact. ``words_lost`` is exact; of further words only ``words_unknown_max``
+    is known, that no more are missing. A record is one word and one for each argument.
+    ``orphaned`` words survive but their launch header does not; ``malformed`` words make
+    no record, ``malformed_by`` says why.
+    """
+
+    rank: int
+    lines_seen: int
+    lines_lost: int
+    lines_torn: int
+    words_seen: int
+    words_lost: int
+    words_unknown_max: int
+    orphaned: int
+    malformed: int
+    malformed_by: dict[str, int]
+    launches_incomplete: int
+    launches_time_uncertain: int
+    launches_lost: int = 0
+    """Launches of warps without a header, known by the numbers of those that have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTable:
+    """The loss of all ranks."""
+
+    rows: tuple[LossRow, ...]
+
+    @property
+    def lines_lost(self) -> int:
+        """Lines lost, over all ranks."""
+        return sum(row.lines_lost for row in self.rows)
+
+    @property
+    def any(self) -> bool:
+        """Whether anything at all is missing or unreadable."""
+        return any(
+            row.lines_lost or row.words_lost or row.orphaned or row.malformed for row in self.rows
+        )
+
+    def sentence(self) -> str:
+        """One line for titles: what is missing, and how well that is known."""
+        if not self.any:
+            return "nothing lost"
+        seen = sum(row.lines_seen for row in self.rows)
+        lost = self.lines_lost
+        words = sum(row.words_lost for row in self.rows)
+        unknown = sum(row.words_unknown_max for row in self.rows)
+        parts = [f"{lost:,} of {lost + seen:,} lines lost", f"{words:,} words lost"]
+        if unknown:
+            parts[1] += f" and up to {unknown:,} more"
+        if orphaned := sum(row.orphaned for row in self.rows):
+            parts.append(f"{orphaned:,} words without a launch")
+        if malformed := sum(row.malformed for row in self.rows):
+            parts.append(f"{malformed:,} malformed")
+        return ", ".join(parts)
+
+
+def account(
+    *,
+    rings: int,
+    seen: I8,
+    torn: I8,
+    repeated: I8,
+    segments: Segments,
+    seg_words: I8,
+    words_before: I8,
+    words_after: I8,
+) -> RingLoss:
+    """Balance words written against words seen.
+
+    ``words_before`` [S] is the count a segment's header carries, ``words_after`` [S] the
+    count of the closing at its end; -1 where there is none.
+    """
+    ring = segments.ring
+    total = np.bincount(ring, seg_words, rings).astype(np.int64)
+    missing = np.bincount(ring, segments.gap_lines, rings).astype(np.int64)
+    orphaned = np.bincount(ring, np.where(segments.launch < 0, seg_words, 0), rings)
+    lost = np.zeros(rings, np.int64)
+    unknown = RECORDS_PER_LINE * missing
+    anchored = np.flatnonzero((words_before >= 0) | (words_after >= 0))
+    if len(anchored):
+        final = np.full(rings, -1)
+        final[ring[anchored]] = anchored  # the last one wins
+        has = np.flatnonzero(final >= 0)
+        at = final[has]
+        by_close = words_after[at] >= 0
+        running = np.cumsum(seg_words)
+        gone = np.cumsum(segments.gap_lines)
+        start = np.searchsorted(ring, has)
+        until = np.where(by_close, running[at], running[at] - seg_words[at])
+        until -= running[start] - seg_words[start]
+        written = np.where(by_close, words_after[at], words_before[at])
+        lost[has] = (written - until) & ARG_MASK
+        lost[has[written < until]] = 0  # a damaged count
+        after = gone[at] - gone[start] + segments.gap_lines[start]
+        unknown[has] = RECORDS_PER_LINE * (missing[has] - after)
+    return RingLoss(seen, missing, torn, repeated, total, lost, unknown, orphaned.astype(np.int64))

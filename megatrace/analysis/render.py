@@ -1,0 +1,258 @@
+"""A report as plain text: aligned tables, at most 100 columns, no colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megatrace.analysis.loss import LossTable
+from megatrace.analysis.report import EventRow, KernelRow, Report, StallRow
+
+WIDTH = 100
+TOP_EVENTS = 40
+"""Rows of the table of events; the JSON has all."""
+
+
+def to_text(report: Report, *, top: int = TOP_EVENTS) -> str:
+    """The whole report. ``top`` limits the tables of events and layers, and says so."""
+    sections = [
+        _title(report),
+        _kernels(report, top),
+        _stalls(report),
+        _events(report, top),
+        _prefetches(report),
+        _hangs(report),
+        _loss(report),
+        _overhead(report),
+        _clocks(report),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Rows below ``head``; the first ``left`` columns flush left, the others right."""
+    body = [list(row) for row in rows]
+    widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]
+    spare = WIDTH - sum(widths) - 2 * (len(widths) - 1)
+    for i in range(left):
+        if spare < 0:
+            cut = min(-spare, max(0, widths[i] - 12))
+            widths[i] -= cut
+            spare += cut
+    lines = []
+    for row in [list(head), *body]:
+        cells = [
+            _fit(cell, widths[i]).ljust(widths[i]) if i < left else cell.rjust(widths[i])
+            for i, cell in enumerate(row)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _title(report: Report) -> str:
+    state = "complete" if report.complete else "INCOMPLETE"
+    steps = f"{report.steps.recorded:,} steps recorded"
+    if report.steps.seen is not None:
+        steps += f" of {report.steps.seen:,} seen ({report.steps.source})"
+    else:
+        steps += f" ({report.steps.source})"
+    ranks = "1 rank" if report.ranks == 1 else f"{report.ranks} ranks"
+    lines = [
+        report.path,
+        f"device={report.device}, {ranks}, {steps}, {state}",
+        f"loss: {LossTable(report.loss).sentence()}",
+        f"clock: {_clock_sentence(report)}",
+    ]
+    if report.device == "cpu":
+        lines.append(
+            "Times are of the host build on a CPU: order and logic are real, speed is not."
+        )
+    lines += [f"problem: {problem}" for problem in report.problems]
+    return "\n".join(lines)
+
+
+def _clock_sentence(report: Report) -> str:
+    errors = [row.error_ns for row in report.clocks if row.error_ns is not None]
+    hosts = [row.host_error_ns for row in report.clocks if row.host_error_ns is not None]
+    if not errors:
+        return "no launch could be placed in time"
+    text = f"times within ±{max(errors):,.0f} ns on each GPU"
+    if hosts:
+        text += f", against the host ±{_us(max(hosts) / 1e3)} us"
+    return text
+
+
+def _kernels(report: Report, top: int) -> str:
+    if not report.kernels:
+        return ""
+    rows = report.kernels
+    layers = sorted(rows, key=lambda r: -r.total_us)[:top]
+    shown = [r for r in rows if r in layers]
+    head = ("kernel", "layer", "launches", "timed", "total us", "median us", "p95 us")
+    body = [_kernel_cells(row) for row in shown]
+    return _titled("Launches, first warp in to last warp out", table(head, body), rows, shown)
+
+
+def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
+    return (
+        row.kernel, str(row.layer), f"{row.launches:,}", f"{row.timed:,}", _us(row.total_us),
+        _us(row.median_us), _us(row.p95_us),
+    )  # fmt: skip
+
+
+def _stalls(report: Report) -> str:
+    if not report.stalls:
+        return ""
+    head = ("role", "cause", "from", "rank", "count", "total us", "share")
+    body = [_stall_cells(row) for row in report.stalls]
+    note = (
+        "records: launches with a timeline, share of the warps' time; "
+        "counters: all others, share of stalls"
+    )
+    return f"Stalls by cause\n{table(head, body, left=3)}\n{note}"
+
+
+def _stall_cells(row: StallRow) -> tuple[str, ...]:
+    total = _us(row.total_us) if row.total_us is not None else f"{row.total_cycles:,} cycles"
+    return (
+        row.role, row.cause, row.source, str(row.rank), f"{row.count:,}", total,
+        f"{100 * row.share:.1f} %",
+    )  # fmt: skip
+
+
+def _events(report: Report, top: int) -> str:
+    if not report.events:
+        return ""
+    rows = sorted(report.events, key=lambda r: -r.total_us)
+    shown = rows[:top]
+    head = (
+        "kernel", "role", "event", "layer", "kind", "count", "total us", "median us", "p95 us",
+        "share",
+    )  # fmt: skip
+    text = table(head, [_event_cells(row) for row in shown], left=3)
+    exact = (
+        "Medians and p95 are exact."
+        if report.quantiles_exact
+        else f"Medians and p95 are within {100 * report.quantile_error:.1f} %."
+    )
+    return _titled("Events by total time", text, rows, shown) + f"\n{exact}"
+
+
+def _event_cells(row: EventRow) -> tuple[str, ...]:
+    timed = row.kind in ("span", "stall", "wait")
+    return (
+        row.kernel, row.role, row.event, str(row.layer), row.cause or row.kind, f"{row.count:,}",
+        _us(row.total_us) if timed else "", _us(row.median_us) if timed else "",
+        _us(row.p95_us) if timed else "", f"{100 * row.share:.1f} %" if timed else "",
+    )  # fmt: skip
+
+
+def _prefetches(report: Report) -> str:
+    if not report.prefetches:
+        return ""
+    head = (
+        "kernel", "edge", "count", "late", "late median us", "late p95 us", "early",
+        "early by at most us", "not seen used",
+    )  # fmt: skip
+    body = [
+        (
+            row.kernel, row.edge, f"{row.count:,}", f"{row.late:,}", _us(row.late_median_us),
+            _us(row.late_p95_us), f"{row.early:,}", _us(row.early_at_most_median_us),
+            f"{row.unseen:,}" if row.arrival_visible else "no arrival",
+        )
+        for row in report.prefetches
+    ]  # fmt: skip
+    return f"Prefetches: late is exact, early an upper bound (median)\n{table(head, body, left=2)}"
+
+
+def _hangs(report: Report) -> str:
+    if not report.hangs:
+        return ""
+    head = ("role", "waits for", "rank", "SM", "block", "warp", "layer", "slot", "for us")
+    body = [
+        (
+            row.role, row.event, str(row.rank), str(row.sm), str(row.block), str(row.warp),
+            str(row.layer), str(row.slot), _us(row.waited_us),
+        )
+        for row in report.hangs[:TOP_EVENTS]
+    ]  # fmt: skip
+    text = f"Hangs: waits that outlasted their bound\n{table(head, body, left=2)}"
+    return _more(text, len(report.hangs), len(body))
+
+
+def _loss(report: Report) -> str:
+    head = (
+        "rank", "lines", "lost", "torn", "words", "lost", "unknown <=", "orphans", "malformed",
+        "cut", "lost",
+    )  # fmt: skip
+    body = [
+        (
+            str(row.rank), f"{row.lines_seen:,}", f"{row.lines_lost:,}", f"{row.lines_torn:,}",
+            f"{row.words_seen:,}", f"{row.words_lost:,}", f"{row.words_unknown_max:,}",
+            f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_incomplete:,}",
+            f"{row.launches_lost:,}",
+        )
+        for row in report.loss
+    ]  # fmt: skip
+    notes = [
+        f"rank {row.rank}: {row.launches_time_uncertain:,} launches have uncertain times"
+        for row in report.loss
+        if row.launches_time_uncertain
+    ]
+    notes += [
+        f"rank {row.rank} malformed: "
+        + ", ".join(f"{k} {v:,}" for k, v in row.malformed_by.items())
+        for row in report.loss
+        if row.malformed
+    ]
+    return "\n".join(["Loss", table(head, body), *notes])
+
+
+def _overhead(report: Report) -> str:
+    head = ("rank", "records", "words", "of them headers", "line bytes", "record share", "counters")
+    body = [
+        (
+            str(row.rank), f"{row.records:,}", f"{row.words:,}", f"{row.header_words:,}",
+            f"{row.line_bytes:,}", f"{100 * row.word_share:.1f} %", f"{row.counter_samples:,}",
+        )
+        for row in report.overhead
+    ]  # fmt: skip
+    note = (
+        "Measured: what was written. Not measured: the time it cost; for that, compare with a\n"
+        "build of the same kernel at level off."
+    )
+    return f"Overhead\n{table(head, body)}\n{note}"
+
+
+def _clocks(report: Report) -> str:
+    head = ("rank", "device", "error ns", "held out", "GHz", "SMs", "samples", "host error us")
+    body = [
+        (
+            str(row.rank), row.device, "" if row.error_ns is None else f"{row.error_ns:,.0f}",
+            "yes" if row.held_out else "no", "" if row.ghz is None else f"{row.ghz:.4f}",
+            str(row.sms), f"{row.samples:,}",
+            "unknown" if row.host_error_ns is None else _us(row.host_error_ns / 1e3),
+        )
+        for row in report.clocks
+    ]  # fmt: skip
+    return f"Clocks\n{table(head, body)}"
+
+
+def _titled(title: str, text: str, rows: Sequence[object], shown: Sequence[object]) -> str:
+    return _more(f"{title}\n{text}", len(rows), len(shown))
+
+
+def _more(text: str, all_rows: int, shown: int) -> str:
+    if shown == all_rows:
+        return text
+    return f"{text}\n{all_rows - shown:,} more rows are in the JSON"
+
+
+def _us(value: float) -> str:
+    """Microseconds with as many decimals as they are worth; empty for NaN."""
+    if value != value:
+        return ""
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:,.2f}"

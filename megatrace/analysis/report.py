@@ -1,0 +1,192 @@
+"""What a report says, as frozen rows; :mod:`megatrace.analysis.render` prints it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from megatrace.analysis.loss import LossRow
+
+SCHEMA = "megatrace.report"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Launches of one kernel and layer, over all ranks.
+
+    Times are of whole launches, first warp in to last warp out, of launches whose warps
+    all closed: ``timed`` of ``launches``.
+    """
+
+    kernel: str
+    layer: int
+    launches: int
+    timed: int
+    total_us: float
+    median_us: float
+    p95_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """One event of one kernel, layer and role, over all ranks.
+
+    Spans, stalls and waits have times; of other kinds only ``count`` says something.
+    ``unblocked`` waits were over at the first try: counted apart, in no time.
+    ``unfinished`` spans have no end that survives. ``share`` is of all the time that warps
+    of this role spent in this kernel and layer.
+    """
+
+    kernel: str
+    layer: int
+    role: str
+    event: str
+    kind: str
+    cause: str
+    count: int
+    unblocked: int
+    unfinished: int
+    total_us: float
+    median_us: float
+    p95_us: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class StallRow:
+    """Time that warps of one role and rank were blocked for one cause.
+
+    ``source`` is ``records`` (launches with a timeline) or ``counters`` (all others).
+    ``total_us`` is None where no clock says how long a cycle is, ``total_cycles`` None for
+    records. ``share`` is of the time of those warps for records, of all counted stall
+    cycles of the role for counters.
+    """
+
+    rank: int
+    role: str
+    cause: str
+    source: str
+    count: int
+    total_us: float | None
+    total_cycles: int | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchRow:
+    """Prefetches of one kernel and edge: late exactly, early at most, or not seen used."""
+
+    kernel: str
+    edge: str
+    count: int
+    late: int
+    late_total_us: float
+    late_median_us: float
+    late_p95_us: float
+    early: int
+    early_at_most_median_us: float
+    unseen: int
+    arrival_visible: bool
+    """False: nothing waits for this edge (a prefetch into L2), so no arrival is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangRow:
+    """A wait that outlasted its bound, and what it waited for."""
+
+    rank: int
+    block: int
+    warp: int
+    role: str
+    sm: int
+    launch: int
+    step: int
+    layer: int
+    event: str
+    slot: int
+    waited_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadRow:
+    """What one rank wrote: measured here. What that cost in time is not in a capture."""
+
+    rank: int
+    records: int
+    words: int
+    line_bytes: int
+    header_words: int
+    word_share: float
+    """Of the line bytes, those that are records; the rest are headers, numbers, unused."""
+    counter_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRow:
+    """How well the times of one rank are known. Errors are None where nothing is."""
+
+    rank: int
+    device: str
+    error_ns: float | None
+    held_out: bool
+    """The error was found on launches the fit had not seen."""
+    ghz: float | None
+    sms: int
+    samples: int
+    host_error_ns: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepsSeen:
+    """Steps with a timeline, of the steps that ran; ``seen`` is None where nobody says."""
+
+    recorded: int
+    seen: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All tables of one capture."""
+
+    path: str
+    device: str
+    """``cpu`` (host build), ``cuda``, or both."""
+    complete: bool
+    problems: tuple[str, ...]
+    ranks: int
+    steps: StepsSeen
+    kernels: tuple[KernelRow, ...]
+    events: tuple[EventRow, ...]
+    stalls: tuple[StallRow, ...]
+    prefetches: tuple[PrefetchRow, ...]
+    hangs: tuple[HangRow, ...]
+    loss: tuple[LossRow, ...]
+    overhead: tuple[OverheadRow, ...]
+    clocks: tuple[ClockRow, ...]
+    quantiles_exact: bool
+    quantile_error: float
+    """Largest relative error of medians and p95; 0 where they are exact."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain dicts and lists; NaN becomes None."""
+        body: dict[str, object] = {"schema": SCHEMA, "version": VERSION}
+        body.update(asdict(self))
+        plain = _plain(body)
+        assert isinstance(plain, dict)
+        return plain
+
+    def to_json(self) -> str:
+        """One JSON object, ``schema`` and ``version`` first."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return None if value != value else round(value, 6)
+    return value

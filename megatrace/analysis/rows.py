@@ -1,0 +1,239 @@
+"""Rows of a report out of sums."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+
+from megatrace.analysis.counters import counter_sums
+from megatrace.analysis.groups import EVENTS, Gathered, Sums
+from megatrace.analysis.launches import whole_launches
+from megatrace.analysis.lines import F8, I8
+from megatrace.analysis.loss import LossRow
+from megatrace.analysis.prefetch import waited_edges
+from megatrace.analysis.rank import Rank, host_records
+from megatrace.analysis.report import (
+    ClockRow,
+    EventRow,
+    KernelRow,
+    OverheadRow,
+    PrefetchRow,
+    StallRow,
+    StepsSeen,
+)
+from megatrace.analysis.words import Malformed
+from megatrace.capture.reader import Capture
+from megatrace.schema import CAUSES, HOST
+from megatrace.schema.layout import (
+    CLOSING_WORDS,
+    HEADER_WORDS,
+    LINE_BYTES,
+    RECORDS_PER_LINE,
+)
+
+_STEP = next(event.id for event in HOST if event.name == "step")
+_US = 1e-3
+
+
+def device_name(device: int) -> str:
+    """``cpu`` for the host build, ``cuda``."""
+    return {0: "cpu", 1: "cuda"}.get(device, f"device {device}")
+
+
+def launch_times(rank: Rank, sums: Sums, shared: Gathered) -> None:
+    """Add the wall time of each launch of ``rank``, from its first warp in to its last out."""
+    launches, placed = rank.scan.launches, rank.placed
+    if placed is None:
+        return
+    order, start = whole_launches(launches)
+    begin = np.minimum.reduceat(placed.begin_ns[order], start)
+    end = np.maximum.reduceat(placed.end_ns[order], start)
+    whole = np.logical_and.reduceat(launches.complete[order], start)
+    groups = sums.codes.launch_code[order[start]] // len(sums.codes.roles)
+    numbers = [shared.kernels.of((*name, "", "")) for name in sums.codes.kernel_layers]
+    row = np.array(numbers, np.intp)[groups]
+    shared.launches.update(row.tolist())
+    shared.walls.add(row[whole], np.maximum(end - begin, 0)[whole].astype(np.float64))
+
+
+def kernel_rows(shared: Gathered) -> tuple[KernelRow, ...]:
+    """One row a kernel and layer, sorted by both."""
+    walls = shared.walls
+    found = walls.durations.quantiles(len(shared.kernels.keys))
+    rows = [
+        KernelRow(
+            kernel, layer, shared.launches[n], walls.count[n], walls.total_ns[n] * _US,
+            float(found.median_ns[n]) * _US, float(found.p95_ns[n]) * _US,
+        )
+        for (kernel, layer, _, _), n in shared.kernels.keys.items()
+    ]  # fmt: skip
+    return tuple(sorted(rows, key=lambda r: (r.kernel, r.layer)))
+
+
+def event_rows(sums: list[Sums], ranks: list[Rank], shared: Gathered) -> tuple[EventRow, ...]:
+    """One row a kernel, layer, role and event; the longest totals of a role first."""
+    used = [np.flatnonzero(s.count + s.unblocked + s.unfinished) for s in sums]
+    index = [s.rows(codes) for s, codes in zip(sums, used, strict=True)]
+    size = len(shared.numbering.keys)
+    count, unblocked, unfinished = (np.zeros(size, np.int64) for _ in range(3))
+    total, warp_ns = np.zeros(size), np.zeros(size)
+    facts: dict[int, tuple[str, str]] = {}
+    for one, rank, codes, rows in zip(sums, ranks, used, index, strict=True):
+        np.add.at(count, rows, one.count[codes])
+        np.add.at(unblocked, rows, one.unblocked[codes])
+        np.add.at(unfinished, rows, one.unfinished[codes])
+        np.add.at(total, rows, one.total_ns[codes])
+        np.add.at(warp_ns, rows, warp_time(rank, one)[codes // EVENTS])
+        for code, row in zip(codes.tolist(), rows.tolist(), strict=True):
+            event = rank.lut.events[code % EVENTS]
+            facts[row] = (event.kind.value, event.cause.value if event.cause else "")
+    found = shared.durations.quantiles(size)
+    out = []
+    for (kernel, layer, role, name), n in shared.numbering.keys.items():
+        kind, cause = facts[n]
+        timed = kind in ("span", "stall", "wait")
+        out.append(
+            EventRow(
+                kernel, layer, role, name, kind, cause, int(count[n]), int(unblocked[n]),
+                int(unfinished[n]), float(total[n]) * _US,
+                float(found.median_ns[n]) * _US if timed else float("nan"),
+                float(found.p95_ns[n]) * _US if timed else float("nan"),
+                min(1.0, float(total[n] / warp_ns[n])) if warp_ns[n] else 0.0,
+            )
+        )  # fmt: skip
+    return tuple(sorted(out, key=lambda r: (r.kernel, r.layer, r.role, -r.total_us, r.event)))
+
+
+def warp_time(rank: Rank, sums: Sums) -> F8:
+    """Time (ns) that warps spent in launches whose end is known, by (kernel, layer, role)."""
+    if rank.placed is None:
+        return np.zeros(sums.codes.groups)
+    done = rank.scan.launches.complete
+    spent = (rank.placed.end_ns - rank.placed.begin_ns)[done].astype(np.float64)
+    return np.bincount(sums.codes.launch_code[done], spent, sums.codes.groups).astype(np.float64)
+
+
+def stall_rows(capture: Capture, rank: Rank, sums: Sums) -> list[StallRow]:
+    """By role and cause: what records say, then what the counters say."""
+    out: list[StallRow] = []
+    roles = sums.codes.roles
+    shape = (len(sums.codes.kernel_layers), len(roles), EVENTS)
+    count = sums.count.reshape(shape).sum(axis=0)
+    total = sums.total_ns.reshape(shape).sum(axis=0)
+    warp_ns = warp_time(rank, sums).reshape(shape[:2]).sum(axis=0)
+    for role, name in enumerate(roles):
+        for cause in CAUSES:
+            events = [e.id for e in rank.lut.events.values() if e.cause is cause]
+            many, spent = int(count[role, events].sum()), float(total[role, events].sum())
+            if many:
+                share = min(1.0, spent / warp_ns[role]) if warp_ns[role] else 0.0
+                out.append(
+                    StallRow(
+                        rank.rank, name, cause, "records", many, spent * _US, None, float(share)
+                    )
+                )
+    counted = counter_sums(capture, rank.rank, rank.facts.rings, rank.roles)
+    rate = rank.clock.ns_per_cycle if rank.clock else None
+    for role, name in enumerate(roles):
+        all_cycles = int(counted.cycles[role].sum())
+        for slot, cause in enumerate(CAUSES):
+            cycles, many = int(counted.cycles[role, slot]), int(counted.count[role, slot])
+            if many:
+                us = cycles * rate * _US if rate is not None else None
+                share = cycles / all_cycles if all_cycles else 0.0
+                out.append(StallRow(rank.rank, name, cause, "counters", many, us, cycles, share))
+    return out
+
+
+def prefetch_rows(shared: Gathered, ranks: list[Rank]) -> tuple[PrefetchRow, ...]:
+    """One row a kernel and edge."""
+    size = len(shared.edges.keys)
+    late, early = (t.durations.quantiles(size) for t in (shared.late, shared.early))
+    waited: set[str] = set().union(*(waited_edges(rank.lut) for rank in ranks))
+    out = []
+    for (kernel, _, _, edge), n in shared.edges.keys.items():
+        lates, earlies = shared.late.count[n], shared.early.count[n]
+        unseen = shared.unseen[n]
+        out.append(
+            PrefetchRow(
+                kernel, edge, lates + earlies + unseen, lates, shared.late.total_ns[n] * _US,
+                float(late.median_ns[n]) * _US, float(late.p95_ns[n]) * _US, earlies,
+                float(early.median_ns[n]) * _US, unseen, edge in waited,
+            )
+        )  # fmt: skip
+    return tuple(sorted(out, key=lambda r: (r.kernel, r.edge)))
+
+
+def loss_row(rank: Rank, capture: Capture, malformed: Malformed, uncertain: int) -> LossRow:
+    """What is missing of one rank: by the holes of the capture and by the recorder's count."""
+    loss, launches = rank.scan.loss, rank.scan.launches
+    told = np.zeros(len(loss.lines_seen), np.int64)
+    for (number, ring), lines in capture.loss.items():
+        if number == rank.rank and ring < len(told):
+            told[ring] += lines
+    lost = np.maximum(loss.lines_missing, told)
+    unknown = loss.words_unknown_max + RECORDS_PER_LINE * (lost - loss.lines_missing)
+    return LossRow(
+        rank=rank.rank,
+        lines_seen=_total(loss.lines_seen),
+        lines_lost=_total(lost),
+        lines_torn=_total(loss.lines_torn),
+        words_seen=_total(loss.words_seen),
+        words_lost=_total(loss.words_lost),
+        words_unknown_max=_total(unknown),
+        orphaned=_total(loss.words_orphaned),
+        malformed=malformed.total,
+        malformed_by={k: v for k, v in asdict(malformed).items() if v},
+        launches_incomplete=int((~launches.complete).sum()),
+        launches_time_uncertain=uncertain,
+        launches_lost=launches.lost(),
+    )
+
+
+def overhead_row(capture: Capture, rank: Rank, records: int) -> OverheadRow:
+    """How much one rank wrote."""
+    loss, launches = rank.scan.loss, rank.scan.launches
+    words = _total(loss.words_seen)
+    lines = _total(loss.lines_seen)
+    header = HEADER_WORDS * len(launches) + CLOSING_WORDS * int(launches.complete.sum())
+    samples = int((capture.counters().rank == rank.rank).sum())
+    share = 4 * (words - header) / (LINE_BYTES * lines) if lines else 0.0
+    return OverheadRow(rank.rank, records, words, LINE_BYTES * lines, header, share, samples)
+
+
+def clock_row(rank: Rank) -> ClockRow:
+    """How well one rank's times are known."""
+    clock = rank.clock
+    host = clock.host if clock else None
+    return ClockRow(
+        rank=rank.rank,
+        device=device_name(rank.facts.device),
+        error_ns=clock.error_ns if clock else None,
+        held_out=bool(clock) and all(sm.held_out for sm in clock.sms.values()) if clock else False,
+        ghz=1.0 / clock.ns_per_cycle if clock else None,
+        sms=len(clock.sms) if clock else 0,
+        samples=clock.samples if clock else 0,
+        host_error_ns=host.error_ns if host else None,
+    )
+
+
+def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
+    """Steps that have a timeline, of the steps that ran, as the best witness counts them."""
+    recorded: set[int] = set()
+    ran = 0
+    for rank in ranks:
+        steps = np.unique(rank.scan.launches.step)
+        recorded.update(steps[steps > 0].tolist())
+        host = host_records(capture, rank.rank)
+        told = np.unique(host["step"][(host["event"] == _STEP) & (host["step"] > 0)])
+        ran = max(ran, len(told))
+    if ran:
+        return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records")
+    if recorded:
+        return StepsSeen(len(recorded), max(recorded), "last step id of the launches")
+    return StepsSeen(0, None, "no step ids: the host has no step hook")
+
+
+def _total(values: I8) -> int:
+    return int(values.sum())

@@ -1,0 +1,1 @@
+"""The ``.mtr`` file: one Arrow IPC stream of one schema, a CRC a batch."""

@@ -1,0 +1,74 @@
+"""What the verbs share: stdout is data, a table or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from megatrace.collect.talk import Talk
+
+if TYPE_CHECKING:
+    from megatrace.capture.reader import Capture
+
+JSON_VERSION = 1
+
+
+def print_json(schema: str, body: Mapping[str, object]) -> None:
+    """Print ``body`` as one JSON document with its ``schema`` and ``version``."""
+    document = {"schema": f"megatrace.{schema}", "version": JSON_VERSION, **body}
+    sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+
+
+def flush_stdout() -> bool:
+    """Write out what was printed; False where nobody reads it any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter's own flush at exit would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    """Print columns as wide as their widest cell; numbers to the right."""
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [bool(rows) and all(_is_number(cell) for cell in column[1:]) for column in columns]
+    for row in (head, *rows):
+        cells = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        )
+        sys.stdout.write((indent + "  ".join(cells)).rstrip() + "\n")
+
+
+def warn_incomplete(capture: Capture) -> None:
+    """Say on stderr that ``capture`` is incomplete, and why, where it is."""
+    if capture.complete:
+        return
+    talk = Talk()
+    reasons = list(capture.problems)
+    if capture.recovered:
+        reasons.insert(0, "it was recovered after its recorder was killed")
+    if not reasons:
+        reasons.append("its recorder did not end it")
+    for reason in reasons:
+        talk.warn(f"{capture.path} is incomplete: {reason}")
+
+
+def size_text(size_bytes: float) -> str:
+    """``48 MB``, ``1.2 GB``: powers of a thousand."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size_bytes < 999.5:
+            break
+        size_bytes, unit = size_bytes / 1000, larger
+    return f"{size_bytes:.3g} {unit}"
+
+
+def _is_number(cell: str) -> bool:
+    return cell[:1].isdigit() or cell in ("", "-")

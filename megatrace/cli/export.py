@@ -1,0 +1,213 @@
+"""``megatrace export``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from megatrace.cli.progress import Progress
+from megatrace.collect.talk import Talk
+from megatrace.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from megatrace.analysis import Trace
+    from megatrace.capture.reader import Capture
+    from megatrace.export import TableName
+
+_PROBED_RINGS = 8
+"""Warp rings of a rank that are looked at to choose a step of a large capture."""
+_SMALL_LINES = 1 << 18
+"""Of fewer lines all is decoded, and the step chosen from all of it as it is drawn."""
+_MAX_STEPS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    output: Path
+    steps: range | None
+    every: bool
+    budget: int
+    flows: bool
+    table: TableName
+    force: bool
+
+
+@click.command("export")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="OUT",
+    help="*.pftrace or *.pftrace.gz for Perfetto, *.csv or *.parquet for tables.",
+)
+@click.option("--step", type=click.IntRange(0), metavar="N", help="This step alone.")
+@click.option("--steps", metavar="A:B", help="Steps A to B-1; A:+K is K steps.")
+@click.option("--all", "every", is_flag=True, help="Every step with a timeline.")
+@click.option(
+    "--budget",
+    type=click.IntRange(1),
+    default=2_000_000,
+    show_default=True,
+    metavar="N",
+    help="Records at most; whole launches are left out beyond it.",
+)
+@click.option("--no-flows", is_flag=True, help="No arrows from a signal to its waiter.")
+@click.option(
+    "--table",
+    type=click.Choice(["records", "launches", "host"]),
+    default="records",
+    show_default=True,
+    help="Which table, for CSV and Parquet.",
+)
+@click.option("--force", is_flag=True, help="Overwrite OUT.")
+@click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
+def command(
+    file: Path,
+    output: Path,
+    step: int | None,
+    steps: str | None,
+    every: bool,
+    budget: int,
+    no_flows: bool,
+    table: TableName,
+    force: bool,
+    strict: bool,
+) -> int:
+    """Write FILE for a viewer or as tables; the suffix of OUT says which.
+
+    Without --step, --steps or --all it is one typical step. What is left out is said, and
+    stands in the trace.
+    """
+    from megatrace.capture.reader import open_capture
+    from megatrace.cli.console import warn_incomplete
+
+    if (step is not None) + (steps is not None) + every > 1:
+        raise UsageError("--step, --steps and --all exclude each other", hint="give one of them")
+    job = _Job(output, _range(step, steps), every, budget, not no_flows, table, force)
+    _check(job)
+    with open_capture(file) as capture:
+        _export(job, capture)
+        warn_incomplete(capture)
+        complete = capture.complete
+    return int(ExitCode.INCOMPLETE if strict and not complete else ExitCode.OK)
+
+
+def _range(step: int | None, steps: str | None) -> range | None:
+    from megatrace.collect.options import parse_steps
+
+    if step is not None:
+        return range(step, step + 1)
+    found = range(*parse_steps(steps)) if steps is not None else None
+    if found is not None and len(found) > _MAX_STEPS:
+        raise UsageError(f"--steps {steps}: more than {_MAX_STEPS:,} steps", hint="use --all")
+    return found
+
+
+def _check(job: _Job) -> None:
+    """Refuse a bad name before any work is done."""
+    from megatrace.export.output import check_output
+    from megatrace.export.perfetto import SUFFIXES as PERFETTO
+    from megatrace.export.tabular import SUFFIXES as TABLES
+
+    if not job.output.name.endswith((*PERFETTO, *TABLES)):
+        raise UsageError(
+            f"{job.output.name}: no format has that suffix",
+            hint=f"use {', '.join((*PERFETTO, *TABLES))}",
+        )
+    check_output(job.output, force=job.force)
+
+
+def _export(job: _Job, capture: Capture) -> None:
+    from megatrace.export.perfetto import SUFFIXES as PERFETTO
+
+    talk = Talk()
+    progress = Progress(talk)
+    progress.begin("decoding")
+    try:
+        trace, left_out = _decode(job, capture)
+        progress.begin("writing")
+        write = _write_perfetto if job.output.name.endswith(PERFETTO) else _write_table
+        said = write(job, trace, left_out, _command_of(capture), progress)
+    finally:
+        progress.end()
+    talk.say(f"wrote {job.output}: {said}")
+
+
+def _write_perfetto(
+    job: _Job, trace: Trace, left_out: tuple[str, ...], command: str, progress: Progress
+) -> str:
+    from megatrace.export import PerfettoOptions, export_perfetto
+
+    shown: Literal["one", "all"] = "all" if job.every or left_out else "one"
+    options = PerfettoOptions(steps=shown, budget=job.budget, flows=job.flows)
+    result = export_perfetto(
+        trace,
+        job.output,
+        options,
+        force=job.force,
+        command=command,
+        left_out=left_out,
+        progress=progress,
+    )
+    return result.sentence()
+
+
+def _write_table(
+    job: _Job, trace: Trace, left_out: tuple[str, ...], command: str, progress: Progress
+) -> str:
+    from megatrace.export import export_table
+
+    result = export_table(
+        trace, job.output, job.table, force=job.force, command=command, progress=progress
+    )
+    parts = [f"{result.rows:,} rows of {result.table}", result.loss]
+    if left_out:
+        parts.append("left out: " + ", ".join(left_out))
+    return "; ".join(parts)
+
+
+def _decode(job: _Job, capture: Capture) -> tuple[Trace, tuple[str, ...]]:
+    """The trace to show and, in phrases, what of the capture is not in it."""
+    from megatrace.analysis import decode
+    from megatrace.export.perfetto import SUFFIXES as PERFETTO
+
+    steps = job.steps
+    small = len(capture.line_index()) <= _SMALL_LINES and job.output.name.endswith(PERFETTO)
+    if steps is None and not job.every and not small:
+        steps = _typical_step(capture)
+    if steps is None:
+        return decode(capture), ()
+    trace = decode(capture, steps=steps)
+    if not len(trace.launches):
+        raise UsageError(
+            f"{capture.path} has no timeline of {_steps_text(steps)}",
+            hint="megatrace report says which steps were recorded",
+        )
+    return trace, (f"all but {_steps_text(steps)}",)
+
+
+def _typical_step(capture: Capture) -> range | None:
+    """The step of median duration, from a few warp rings of each rank; None without any."""
+    from megatrace.analysis import decode
+    from megatrace.export.select import select
+
+    rings = max((facts.rings for facts in capture.rings.values()), default=1)
+    probed = {ring * rings // _PROBED_RINGS for ring in range(_PROBED_RINGS)}
+    probe = decode(capture, rings=probed)
+    steps = select(probe.launches, probe.records, "one", 1 << 62).steps
+    return range(steps[0], steps[0] + 1) if steps else None
+
+
+def _steps_text(steps: range) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
+def _command_of(capture: Capture) -> str:
+    opening = next(iter(capture.facts("capture")), None)
+    words = opening.fields.get("command") if opening else None
+    return " ".join(map(str, words)) if isinstance(words, list) else ""

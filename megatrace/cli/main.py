@@ -1,0 +1,114 @@
+"""``megatrace``: the verbs, and the only place where an error becomes an exit code.
+
+A verb's module is imported when the verb runs. Its command returns its exit code, or
+None for 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from megatrace import __version__
+from megatrace.cli.console import flush_stdout
+from megatrace.collect.talk import Talk
+from megatrace.errors import ExitCode, MegatraceError
+
+_BROKEN_PIPE = 141
+_INTERRUPTED = 130
+
+VERBS: dict[str, str] = {
+    "record": "Run a program and record its megakernels.",
+    "report": "Tables of a capture: time, stalls, loss.",
+    "export": "Write a capture as a Perfetto trace, CSV or Parquet.",
+    "info": "What a capture holds: ranks, loss, sizes, environment.",
+    "recover": "Rebuild the capture of a recorder that was killed.",
+    "sessions": "List the recordings of this host; --prune removes dead ones.",
+    "doctor": "Check what recording needs here, with the fix for each.",
+    "include-dir": "Print the folder of the CUDA headers, for nvcc -I.",
+}
+"""Verb -> one line of help; its module is ``megatrace.cli.<verb>``."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a verb only to run it or to print its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order of use."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module; its ``command`` is the verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"megatrace.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    options_metavar="[--version]",
+    subcommand_metavar="VERB ...",
+    epilog="megatrace VERB --help says more.",
+)
+@click.version_option(__version__, message="megatrace %(version)s")
+def cli() -> None:
+    """Record GPU megakernels warp by warp, and read where their time goes."""
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """The exit code of ``megatrace args``; prints what went wrong on stderr."""
+    words = list(sys.argv[1:] if args is None else args)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the program
+    try:
+        # Not cli.main(): that turns a broken pipe into a plain 1.
+        with cli.make_context("megatrace", words) as context:
+            result = cli.invoke(context)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except click.UsageError as error:
+        Talk().error(error.format_message(), _usage_hint(error))
+        # A wrapper's own 2 would read as its child's.
+        recording = bool(words) and words[0] == "record"
+        return int(ExitCode.TOOL_FAILED if recording else ExitCode.USAGE)
+    except click.ClickException as error:
+        Talk().error(error.format_message())
+        return int(ExitCode.ERROR)
+    except MegatraceError as error:
+        Talk().error(str(error), error.hint)
+        return int(error.exit_code)
+    except BrokenPipeError:
+        flush_stdout()
+        return _BROKEN_PIPE
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        Talk().error(f"{where}{error.strerror or error}")
+        return int(ExitCode.ERROR)
+    if not flush_stdout():
+        return _BROKEN_PIPE
+    return result if isinstance(result, int) else int(ExitCode.OK)
+
+
+def main() -> NoReturn:
+    """Entry point of the ``megatrace`` program."""
+    sys.exit(run())
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx else "megatrace"
+    return f"{path} --help"

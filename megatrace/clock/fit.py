@@ -1,0 +1,200 @@
+"""From samples to a ClockModel: per SM, in windows of launches, tried on held-out ones."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatrace.clock.host import HostClock
+from megatrace.clock.model import ClockModel, SmClock
+from megatrace.clock.pieces import Line, fit_pieces
+from megatrace.clock.points import Points, points_of
+from megatrace.clock.samples import EXACT_NS, F8, ClockSamples, quantum_of
+from megatrace.errors import ClockError
+
+WINDOW = 512
+"""Launches of one SM that are fitted together."""
+MIN_POINTS = 3
+MAX_DOUBT = 1e-3
+"""An SM whose own rate may be off by more takes that of its rank."""
+_USELESS_DOUBT = 0.05
+_HOLD_OUT = 5
+"""One launch in so many is held out."""
+_MIN_LAUNCHES = 2 * _HOLD_OUT
+
+
+@dataclass(frozen=True, slots=True)
+class _Sm:
+    """What one SM gives: its samples, one point a launch, how far its own rate may be off."""
+
+    samples: ClockSamples
+    points: Points
+    doubt: float
+
+
+def fit_rank(
+    rank: int,
+    samples: ClockSamples,
+    *,
+    default_quantum_ns: int = 32,
+    reach_cycles: int = 0,
+    host: HostClock | None = None,
+) -> ClockModel:
+    """The clocks of one rank.
+
+    Args:
+        rank: goes into the model and into messages.
+        samples: pairs of all SMs; headers of at least two launches of some SM.
+        default_quantum_ns: step of globaltimer where the samples are too few to show it.
+        reach_cycles: how far past a sample times will be asked for: the longest launch.
+        host: the tie to the host's clock, if there is one.
+
+    An SM that ran too shortly to show its rate takes that of its rank and only its offset
+    from its own samples. Raises ClockError where no SM shows a rate.
+    """
+    if not len(samples):
+        raise ClockError(
+            f"rank {rank}: no clock samples at all",
+            hint="no launch header survives; see the loss table of this capture",
+        )
+    quantum = quantum_of(samples.globaltimer, default_quantum_ns)
+    parts = _by_sm(samples, quantum)
+    good = [part for part in parts if len(part.points) >= MIN_POINTS and part.doubt <= MAX_DOUBT]
+    sms = {int(part.samples.sm[0]): _fit_sm(part, quantum, reach_cycles) for part in good}
+    poor = [part for part in parts if int(part.samples.sm[0]) not in sms]
+    if poor:
+        rate, doubt = _rate_of_rank(sms, poor, rank)
+        for part in poor:
+            sms[int(part.samples.sm[0])] = _offset_only(part, rate, doubt, quantum, reach_cycles)
+    return ClockModel(rank, quantum, dict(sorted(sms.items())), host)
+
+
+def _by_sm(samples: ClockSamples, quantum: int) -> list[_Sm]:
+    samples = samples.take(np.lexsort((samples.clock, samples.sm)))
+    points = points_of(samples, quantum)
+    _, first = np.unique(samples.sm, return_index=True)
+    _, first_point = np.unique(points.sm, return_index=True)
+    bounds = zip(
+        itertools.pairwise([*first.tolist(), len(samples)]),
+        itertools.pairwise([*first_point.tolist(), len(points)]),
+        strict=True,
+    )
+    parts = []
+    for (a, b), (c, d) in bounds:
+        own = points.part(c, d)
+        span = float(own.y[-1] - own.y[0])
+        doubt = quantum / span if span > 0 and own.x[-1] > own.x[0] else np.inf
+        parts.append(_Sm(samples.take(np.arange(a, b)), own, doubt))
+    return parts
+
+
+def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
+    whole = _model(part, part.points, quantum)
+    launches = np.unique(part.points.launch)
+    if len(launches) < _MIN_LAUNCHES:
+        stated = _outside(whole, part.samples, quantum)
+    else:
+        hold = launches[_HOLD_OUT - 1 :: _HOLD_OUT]
+        known = part.points.where(~np.isin(part.points.launch, hold))
+        unseen = part.samples.take(np.flatnonzero(np.isin(part.samples.launch, hold)))
+        stated = _outside(_model(part, known, quantum), unseen, quantum)
+        whole = replace(whole, held_out=True)
+    reach = part.doubt * float(whole.rate.max()) * reach_cycles
+    return replace(whole, error_ns=stated + quantum + reach)
+
+
+def _model(part: _Sm, points: Points, quantum: int) -> SmClock:
+    """Knots through the pieces of every window."""
+    windows = max(1, round(len(points) / WINDOW))
+    lines: list[Line] = []
+    for rows in np.array_split(np.arange(len(points)), windows):
+        lines += fit_pieces(points.x[rows], points.y[rows], points.weight[rows], float(quantum))
+    knots, offset, rate = _knots(lines, float(quantum))
+    return SmClock(
+        sm=int(part.samples.sm[0]),
+        knots=points.base_clock + knots.astype(np.int64),
+        base_ns=points.base_ns,
+        offset_ns=offset,
+        rate=rate,
+        error_ns=0.0,
+        samples=len(part.samples),
+        held_out=False,
+    )
+
+
+def _knots(lines: list[Line], quantum: float) -> tuple[F8, F8, F8]:
+    """Corners of the model: the ends of each line, or where two of them meet between."""
+    places: list[tuple[float, float]] = [(lines[0].first, lines[0].at)]
+    for left, right in itertools.pairwise(lines):
+        places += _between(left, right, quantum)
+    places.append((lines[-1].last, lines[-1](lines[-1].last)))
+    kept = [(float(int(places[0][0])), places[0][1])]
+    for x, y in places[1:]:
+        # Whole cycles, time never backwards.
+        if int(x) > int(kept[-1][0]) and y > kept[-1][1]:
+            kept.append((float(int(x)), y))
+    xs, ys = np.array([p[0] for p in kept]), np.array([p[1] for p in kept])
+    if len(kept) == 1:
+        return xs, ys, np.array([lines[0].rate])
+    return xs, ys, np.diff(ys) / np.diff(xs)
+
+
+def _between(left: Line, right: Line, quantum: float) -> list[tuple[float, float]]:
+    """The corner of two lines, or one point where they nearly touch, or both their ends.
+
+    Never two points close together that disagree by noise: the rate between them would
+    be noise.
+    """
+    at = right.first
+    if left.rate != right.rate:
+        meet = at + (left(at) - right.at) / (right.rate - left.rate)
+        if left.last <= meet <= right.first:
+            return [(meet, left(meet))]
+    middle = (left.last + right.first) / 2
+    if abs(left(middle) - right(middle)) <= quantum:
+        return [(middle, (left(middle) + right(middle)) / 2)]
+    return [(left.last, left(left.last)), (right.first, right.at)]
+
+
+def _outside(model: SmClock, samples: ClockSamples, quantum: int) -> float:
+    """p99.9 of how far (ns) samples are outside their bounds under ``model``."""
+    ns = (model.to_ns(samples.clock) - samples.globaltimer).astype(np.float64)
+    width = np.where(samples.exact, min(EXACT_NS, float(quantum)), float(quantum))
+    outside = np.maximum(np.maximum(-ns, ns - width), 0.0)
+    return float(np.quantile(outside, 0.999, method="higher"))
+
+
+def _rate_of_rank(sms: dict[int, SmClock], poor: list[_Sm], rank: int) -> tuple[float, float]:
+    """Rate (ns a cycle) for SMs that show none, and how far it may be off (relative)."""
+    if sms:
+        rates = np.concatenate([sm.rate for sm in sms.values()])
+        rate = float(np.median(rates))
+        return rate, float(np.max(np.abs(rates - rate))) / rate
+    best = min(poor, key=lambda part: part.doubt)
+    if best.doubt > _USELESS_DOUBT:
+        raise ClockError(
+            f"rank {rank}: {sum(len(p.samples) for p in poor)} clock samples within a moment "
+            "show no rate of the SM clock",
+            hint="record longer: two launches of one SM, some microseconds apart, are needed",
+        )
+    x, y = best.points.x, best.points.y
+    return float((y[-1] - y[0]) / (x[-1] - x[0])), best.doubt
+
+
+def _offset_only(part: _Sm, rate: float, doubt: float, quantum: int, reach_cycles: int) -> SmClock:
+    points = part.points
+    offset = float(np.median(points.y - rate * points.x))
+    model = SmClock(
+        sm=int(part.samples.sm[0]),
+        knots=np.array([points.base_clock]),
+        base_ns=points.base_ns,
+        offset_ns=np.array([offset]),
+        rate=np.array([rate]),
+        error_ns=0.0,
+        samples=len(part.samples),
+        held_out=False,
+    )
+    reach = doubt * rate * (float(points.x[-1]) + reach_cycles)
+    return replace(model, error_ns=_outside(model, part.samples, quantum) + quantum + reach)

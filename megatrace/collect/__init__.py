@@ -1,0 +1,1 @@
+"""The recorder process: child, signals, ring discovery, drain loop, status line."""

@@ -1,0 +1,250 @@
+"""Rebuilds the capture of a recorder that was killed: its file, and the rings it left."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrace.capture.layout import PART_SUFFIX, SUFFIX, TableId
+from megatrace.capture.reader import Capture, open_capture
+from megatrace.capture.recover import recover
+from megatrace.capture.scan import scan
+from megatrace.capture.writer import CaptureWriter
+from megatrace.collect.source import Source
+from megatrace.errors import CaptureError, RecordError, SessionError
+from megatrace.ring.locks import is_held
+from megatrace.ring.session import Session
+
+Keys = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What came of a recovery.
+
+    Attributes:
+        path: the rebuilt capture.
+        lines: lines in it.
+        ring_lines: of these, lines that only the rings still had.
+        lines_lost: lines that are nowhere any more; -1 where no ring was left to tell.
+        lost_bytes: bytes of the old file that could not be used; ``problems`` says why.
+        session: the session whose rings were read; "" where it is gone.
+        program_runs: the traced program still runs.
+    """
+
+    path: Path
+    lines: int
+    ring_lines: int
+    lines_lost: int
+    lost_bytes: int
+    problems: tuple[str, ...]
+    session: str
+    program_runs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What the rings of the session still had."""
+
+    session: str
+    lines: int
+    lines_lost: int
+    program_runs: bool
+
+
+def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salvage:
+    """Rebuild ``part`` as ``out`` (:func:`default_output`); ``part`` stays as it is.
+
+    Raises CaptureError where it cannot be read or its recorder still runs, RecordError
+    where ``out`` exists or cannot be written.
+    """
+    out = out or default_output(part)
+    if not part.is_file():
+        raise CaptureError(f"{part} is no file", hint="check the path")
+    if is_held(part):
+        raise CaptureError(f"{part} is still being recorded", hint="end that recording first")
+    if out.exists() and not force:
+        raise RecordError(f"{out} exists", hint="choose another -o, or overwrite it with --force")
+    # Not under the name of ``out``: its .part is most often the file being read.
+    copy, full = (out.with_name(f".{out.name}.{os.getpid()}.{n}") for n in ("copy", "full"))
+    try:
+        recovery = recover(part, copy)
+        left = _with_rings(copy, full, recovery.lost_bytes, recovery.problems)
+        (full if left else copy).replace(out)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {out}: {error.strerror}", hint="choose another -o"
+        ) from None
+    finally:
+        for path in (copy, full):
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + PART_SUFFIX).unlink(missing_ok=True)
+    return Salvage(
+        path=out,
+        lines=recovery.lines + (left.lines if left else 0),
+        ring_lines=left.lines if left else 0,
+        lines_lost=left.lines_lost if left else -1,
+        lost_bytes=recovery.lost_bytes,
+        problems=recovery.problems,
+        session=left.session if left else "",
+        program_runs=left.program_runs if left else False,
+    )
+
+
+def default_output(part: Path) -> Path:
+    """``run.mtr`` of ``run.mtr.part``; ``run.recovered.mtr`` of anything else."""
+    if part.suffix == PART_SUFFIX:
+        return part.with_suffix("")
+    return part.with_name(f"{part.stem}.recovered{SUFFIX}")
+
+
+def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ...]) -> _Left | None:
+    """Write ``copy`` and what its session's rings still hold to ``full``; None: no session."""
+    with open_capture(copy) as capture:
+        session = _session_of(capture)
+        if session is None:
+            return None
+        writer = CaptureWriter(full)
+        try:
+            _copy_all(copy, writer)
+            rings = [_Remains(source, capture) for source in _sources(session, capture)]
+            for ring in rings:
+                ring.write(writer)
+            writer.finish(
+                recovered=True, lost_bytes=lost_bytes, problems=problems, session=session.name
+            )
+        except BaseException:
+            writer.abandon()
+            raise
+    return _Left(
+        session=session.name,
+        lines=sum(ring.lines for ring in rings),
+        lines_lost=sum(ring.lines_lost for ring in rings),
+        program_runs=session.info().live,
+    )
+
+
+def _session_of(capture: Capture) -> Session | None:
+    """The session it was recorded from, if it is still here and nobody records it."""
+    for row in capture.facts("capture"):
+        path = row.fields.get("session")
+        if isinstance(path, str) and os.path.isabs(path):
+            with suppress(SessionError):
+                session = Session.open(path)
+                return None if session.info().recorded else session
+    return None
+
+
+def _sources(session: Session, capture: Capture) -> list[Source]:
+    """The rings that can be read and that do not clash with those of the capture."""
+    taken = {rank: facts.name for rank, facts in capture.rings.items() if facts.traced}
+    found = []
+    for path in session.ring_paths():
+        with suppress(SessionError, CaptureError):
+            source = Source.open(path, control=False)
+            if not source.traced or taken.setdefault(source.rank, source.name) == source.name:
+                found.append(source)
+    return found
+
+
+def _copy_all(path: Path, writer: CaptureWriter) -> None:
+    """Copy every batch but the end."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        view = memoryview(memory)
+        found = scan(view)
+        for batch, (begin, end) in zip(found.batches, found.frames, strict=True):
+            if batch.table is not TableId.META or batch.meta()["kind"] != "end":
+                frame = view[begin:end]
+                writer.copy_batch(batch, frame)
+                frame.release()
+        del found, batch
+        view.release()
+
+
+class _Remains:
+    """What one ring file still holds that the capture does not."""
+
+    def __init__(self, source: Source, capture: Capture) -> None:
+        self._source = source
+        self._capture = capture
+        self.lines = 0
+        self.lines_lost = 0
+
+    def write(self, writer: CaptureWriter) -> None:
+        """Add it to ``writer`` and let the ring go."""
+        source = self._source
+        if source.name not in {r.fields.get("name") for r in self._capture.facts("ring")}:
+            writer.write_meta("ring", source.rank, **source.describe())
+        if source.traced:
+            self._write_lines(writer)
+        slots, counters = source.changed_counters()
+        writer.write_counters(source.rank, slots, counters, _now_ns())
+        self._write_host(writer)
+        source.close()
+
+    def _write_lines(self, writer: CaptureWriter) -> None:
+        source = self._source
+        index = self._capture.line_index()
+        mine = index.rank == source.rank
+        known = _keys(index.ring[mine], index.number[mine])
+        seen = [known]
+        final = not source.ring.owner_alive()
+        budget = 2 * source.ring.lines.shape[0] * source.ring.lines.shape[1]
+        while budget > 0 and len(drained := source.drain_lines(1 << 16, final=final)):
+            budget -= len(drained)
+            keys = _keys(drained.ring, drained.lines[:, 0])
+            fresh = ~np.isin(keys, known)
+            writer.write_lines(source.rank, drained.ring[fresh], drained.lines[fresh], _now_ns())
+            self.lines += int(fresh.sum())
+            seen.append(keys[fresh])
+        lost = _missing(np.unique(np.concatenate(seen)), source.ring.rings)
+        self.lines_lost = sum(lost.values())
+        loss = {**source.loss(), "read": len(known) + self.lines, "lost": self.lines_lost}
+        writer.write_meta("loss", source.rank, **{**loss, "rings": lost})
+
+    def _write_host(self, writer: CaptureWriter) -> None:
+        source = self._source
+        host = self._capture.host()
+        known = {row.tobytes() for row in host.records[host.rank == source.rank]}
+        facts = {
+            (row.rank, str(row.fields.get("name")), repr(row.fields.get("value")))
+            for row in self._capture.facts("fact")
+        }
+        while (drained := source.drain_host()).records.size:
+            fresh = np.array([row.tobytes() not in known for row in drained.records])
+            writer.write_host(source.rank, drained.records[fresh])
+            for fact in drained.facts:
+                if (source.rank, fact.name, repr(fact.value)) not in facts:
+                    writer.write_meta(
+                        "fact",
+                        source.rank,
+                        name=fact.name,
+                        process=source.process,
+                        value=fact.value,
+                    )
+
+
+def _keys(rings: NDArray[np.uint32], numbers: NDArray[np.uint32]) -> Keys:
+    """One number for each line: ring, then number in it."""
+    return (rings.astype(np.uint64) << np.uint64(32)) | numbers
+
+
+def _missing(keys: Keys, rings: int) -> dict[str, int]:
+    """Ring -> lines below its newest that are not in ``keys`` (sorted, each once)."""
+    ring = (keys >> np.uint64(32)).astype(np.int64)
+    number = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    newest = np.zeros(rings, np.int64)
+    np.maximum.at(newest, ring, number)
+    lost = newest - np.bincount(ring, minlength=rings)
+    return {str(at): int(lost[at]) for at in np.nonzero(lost > 0)[0].tolist()}
+
+
+def _now_ns() -> int:
+    return time.monotonic_ns()

@@ -1,0 +1,145 @@
+"""One ring file while it is drained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrace.ring.drain import Drained, LineReader, LineStats
+from megatrace.ring.file import RingFile
+from megatrace.ring.host import Fact, FactAssembler
+from megatrace.ring.records import CounterReader, HostReader
+
+_HEADER_FACTS = ("pid", "blocks", "warps", "lines", "layers", "host_capacity", "device")
+_META_KEYS = ("table", "roles", "kernels", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Host records of one drain and the facts that they completed."""
+
+    records: NDArray[Any]
+    facts: tuple[Fact, ...]
+
+
+class Source:
+    """A ring file of the session, read by this recorder alone or among others.
+
+    Attributes:
+        name: file name without ``.ring``.
+        records: record words handed on so far, headers and closings included.
+        facts: facts of the process by name, the latest of each.
+        ended: its owner has gone and everything was taken.
+    """
+
+    def __init__(self, ring: RingFile) -> None:
+        """Read ``ring`` from its first line on; it is closed with this source."""
+        self.ring = ring
+        self.name = ring.path.name.removesuffix(".ring")
+        self.rank = ring.rank
+        self.records = 0
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.ended = False
+        self._lines = LineReader(ring)
+        self._counters = CounterReader(ring)
+        self._host = HostReader(ring)
+        self._assembler = FactAssembler()
+
+    @classmethod
+    def open(cls, path: Path, *, control: bool = True) -> Source:
+        """Attach to ``path``, its control page writable on request.
+
+        Raises RingError and SchemaMismatch.
+        """
+        return cls(RingFile.attach(path, writable_control=control))
+
+    @property
+    def traced(self) -> bool:
+        """Whether kernels write it; host-only rings carry records of their process."""
+        return bool(self.ring.header["lines"]) or bool(self.ring.header["layers"])
+
+    @property
+    def process(self) -> str:
+        """What wrote it: ``scheduler``, ``main``, or the file's name."""
+        return str(self.ring.meta.get("process") or self.name)
+
+    @property
+    def stats(self) -> LineStats:
+        """Lines read, lost, torn and late so far, exact."""
+        return self._lines.stats
+
+    @property
+    def host_read(self) -> int:
+        """Host records handed on."""
+        return self._host.read
+
+    @property
+    def host_lost(self) -> int:
+        """Host records overwritten before they could be handed on."""
+        return self._host.lost
+
+    def describe(self) -> dict[str, object]:
+        """The facts of a capture's ``ring`` row."""
+        header = self.ring.header
+        return {
+            "name": self.name,
+            **{name: int(header[name]) for name in _HEADER_FACTS},
+            "table_hash": f"{int(header['table_hash']):016x}",
+            "created_ns": int(header["created_ns"]),
+            "created_mono_ns": int(header["created_mono_ns"]),
+            **{key: self.ring.meta[key] for key in _META_KEYS if key in self.ring.meta},
+            "meta": {k: v for k, v in self.ring.meta.items() if k not in _META_KEYS},
+        }
+
+    def drain_lines(self, max_lines: int, *, final: bool = False) -> Drained:
+        """New lines; ``final``: the writer has stopped, what is missing is lost."""
+        drained = self._lines.drain(max_lines, final=final)
+        self.records += count_records(drained.lines)
+        return drained
+
+    def drain_host(self) -> Host:
+        """New host records, and the facts they complete."""
+        records = self._host.drain()
+        facts = self._assembler.feed(records) if records.size else []
+        for fact in facts:
+            self.facts[fact.name] = fact.value
+        return Host(records, tuple(facts))
+
+    def changed_counters(self) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+        """Slots ``layer * rings + ring`` that moved since the last call, and their sums."""
+        return self._counters.changed()
+
+    def counters(self) -> NDArray[Any]:
+        """COUNTERS ``(layers, rings)`` as they are now."""
+        return self._counters.snapshot()
+
+    def loss(self) -> dict[str, object]:
+        """The facts of a capture's ``loss`` row: exact, in lines, by ring of the file."""
+        stats = self._lines.stats
+        lost = np.nonzero(self._lines.lost_per_ring)[0]
+        return {
+            "name": self.name,
+            "read": stats.read,
+            "lost": stats.lost,
+            "torn": stats.torn,
+            "late": stats.late,
+            "rings": {str(ring): int(self._lines.lost_per_ring[ring]) for ring in lost.tolist()},
+            "host_read": self._host.read,
+            "host_lost": self._host.lost,
+            "facts_broken": self._assembler.broken,
+        }
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self.ring.close()
+
+
+def count_records(lines: NDArray[np.uint32]) -> int:
+    """Record words of ``lines`` u4 ``(n, 32)``: not empty, no argument, no line number."""
+    signed = lines.view(np.int32)  # an argument's top bit makes it negative
+    numbers = np.count_nonzero(signed[:, 0] > 0) + np.count_nonzero(signed[:, 16] > 0)
+    return int(np.count_nonzero(signed > 0) - numbers)

@@ -1,0 +1,226 @@
+"""What a recording says when it is over."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatrace.collect.launch import describe_exit
+from megatrace.collect.pump import Totals
+from megatrace.collect.source import Source
+from megatrace.collect.talk import Talk
+
+ATTACHED, SILENT = "attached", "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """One traced process as it told of itself.
+
+    ``state`` is the word of its last ``attach`` fact (attached, registered, failed), or
+    silent where it made a ring and never said a thing.
+    """
+
+    process: str
+    rank: int
+    pid: int
+    state: str
+    attached: tuple[str, ...] = ()
+    missed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of a recording."""
+
+    path: Path
+    """The capture; its ``.part`` file where it could not be completed."""
+    complete: bool
+    size_bytes: int
+    elapsed_s: float
+    totals: Totals
+    name: str
+    """The program's short name."""
+    command: tuple[str, ...]
+    child_pid: int
+    child_status: int | None
+    """As Child.status; None: it still ran when the file was finished."""
+    every_n: Mapping[int, int]
+    clock_error_ns: Mapping[int, float]
+    processes: tuple[ProcessReport, ...]
+    traced_ranks: tuple[int, ...]
+    refused: Mapping[str, str]
+    failure: str = ""
+    hint: str = ""
+    abandoned: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The body of ``record --json``."""
+        return {
+            "path": str(self.path),
+            "complete": self.complete,
+            "size_bytes": self.size_bytes,
+            "elapsed_s": round(self.elapsed_s, 3),
+            **asdict(self.totals),
+            "command": list(self.command),
+            "child_status": self.child_status,
+            "every_n": {str(rank): n for rank, n in self.every_n.items()},
+            "clock_error_ns": {str(rank): ns for rank, ns in self.clock_error_ns.items()},
+            "attach": [
+                {**asdict(p), "attached": list(p.attached), "missed": dict(p.missed)}
+                for p in self.processes
+            ],
+            "traced_ranks": list(self.traced_ranks),
+            "refused": dict(self.refused),
+            "failure": self.failure,
+            "abandoned": self.abandoned,
+        }
+
+
+def process_reports(sources: Iterable[Source]) -> tuple[ProcessReport, ...]:
+    """What each process with a host ring said of itself, by process and rank."""
+    found = []
+    for source in sources:
+        fact = source.facts.get("attach")
+        if fact is None and source.traced:
+            continue  # a kernel's ring is its own proof
+        fact = fact or {}
+        missed = fact.get("missed")
+        found.append(
+            ProcessReport(
+                process=str(fact.get("process") or source.process),
+                rank=source.rank,
+                pid=int(source.ring.header["pid"]),
+                state=str(fact.get("state", ATTACHED if fact else SILENT)),
+                attached=tuple(map(str, _list(fact.get("attached")))),
+                missed={str(k): str(v) for k, v in missed.items()}
+                if isinstance(missed, dict)
+                else {},
+            )
+        )
+    return tuple(sorted(found, key=lambda p: (p.process, p.rank, p.pid)))
+
+
+def tell(summary: Summary, talk: Talk) -> None:
+    """Say ``summary``: the program's end, what attached, what was written, what next."""
+    if summary.child_status:
+        talk.say(f"{summary.name} {describe_exit(summary.child_status)}")
+    for line in attached_lines(summary.processes):
+        talk.say(line)
+    for line in warnings(summary):
+        talk.warn(line)
+    if summary.failure:
+        talk.error(summary.failure, summary.hint)
+    talk.say(written_line(summary))
+    path = shlex.quote(str(summary.path))
+    if not summary.complete:
+        talk.say(f"next: megatrace recover {path}")
+    elif summary.totals.ranks:
+        stem = shlex.quote(str(summary.path.with_suffix("")) + ".pftrace.gz")
+        talk.say(f"next: megatrace report {path} | megatrace export {path} -o {stem}")
+    else:
+        talk.say("next: megatrace doctor")
+
+
+def written_line(summary: Summary) -> str:
+    """``wrote run.mtr: 8 ranks, 3 104 221 records in 120 331 lines, 0 lines lost, ...``."""
+    totals = summary.totals
+    parts = [
+        f"{totals.ranks} rank{'s' * (totals.ranks != 1)}",
+        f"{spaced(totals.records)} records in {spaced(totals.lines)} lines",
+        f"{spaced(totals.lines_lost)} lines lost",
+    ]
+    if totals.host_records_lost:
+        parts.append(f"{spaced(totals.host_records_lost)} host records lost")
+    if totals.lines_dropped:
+        parts.append(f"{spaced(totals.lines_dropped)} lines not written")
+    if summary.abandoned:
+        parts.append("drain abandoned")
+    errors = [ns for ns in summary.clock_error_ns.values() if math.isfinite(ns)]
+    if totals.ranks or errors:
+        parts.append(f"host clock ±{max(errors) / 1000:.1f} µs" if errors else "host clock unknown")
+    parts.append(f"{summary.size_bytes / 1e6:.1f} MB")
+    verb = "wrote" if summary.complete else "incomplete:"
+    return f"{verb} {summary.path}: {', '.join(parts)}"
+
+
+def attached_lines(processes: Sequence[ProcessReport]) -> list[str]:
+    """One line for the processes of one kind that attached to the same targets."""
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for report in processes:
+        if report.state == ATTACHED:
+            groups.setdefault((report.process, report.attached), []).append(report.rank)
+    return [
+        f"{_who(name, ranks)}: attached to {', '.join(targets) if targets else 'the process alone'}"
+        for (name, targets), ranks in groups.items()
+    ]
+
+
+def warnings(summary: Summary) -> list[str]:
+    """What is missing from the recording, each with the next step where there is one."""
+    lines = [f"{name} was not recorded: {why}" for name, why in summary.refused.items()]
+    missed: dict[tuple[str, str, str], list[int]] = {}
+    states: dict[tuple[str, str], list[int]] = {}
+    for report in summary.processes:
+        for target, why in report.missed.items():
+            missed.setdefault((report.process, target, why), []).append(report.rank)
+        if report.state != ATTACHED:
+            states.setdefault((report.process, report.state), []).append(report.rank)
+    for (name, target, why), ranks in missed.items():
+        lines.append(f"{_who(name, ranks)}: not attached to {target}: {why}")
+    for (name, state), ranks in states.items():
+        lines.append(f"{_who(name, ranks)}: {_STATES.get(state, f'says {state}')}")
+    if not summary.totals.processes:
+        lines.append(
+            "no process attached, so nothing was recorded: is megatrace installed in the "
+            "program's own Python, and does its kernel have a tracer? megatrace doctor checks"
+        )
+    elif not summary.traced_ranks:
+        lines.append(
+            "no kernel has a ring, so there are host spans alone: is the megakernel switched on, "
+            "and built with a tracer?"
+        )
+    if summary.child_status is None:
+        lines.append(f"{summary.name} (pid {summary.child_pid}) still runs")
+    return lines
+
+
+def spaced(count: int) -> str:
+    """``3 104 221``."""
+    return f"{count:,}".replace(",", " ")
+
+
+_STATES = {
+    SILENT: "made a ring and never attached; its log says why",
+    "registered": "registered its hooks and never came up",
+    "failed": "failed to attach; its log says why",
+}
+
+
+def _who(process: str, ranks: Sequence[int]) -> str:
+    if process in ("main", "detokenizer"):
+        return process
+    if len(ranks) == 1:
+        return f"{process} of rank {ranks[0]}"
+    return f"{process} of ranks {_ranges(sorted(set(ranks)))}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    parts: list[str] = []
+    first = last = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number is not None and number == last + 1:
+            last = number
+            continue
+        parts.append(str(first) if first == last else f"{first}-{last}")
+        if number is not None:
+            first = last = number
+    return ",".join(parts)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

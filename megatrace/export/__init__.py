@@ -1,0 +1,17 @@
+"""Traces for others: Perfetto's viewer, CSV, Parquet."""
+
+from megatrace.export.perfetto import ExportResult, export_perfetto
+from megatrace.export.picture import PerfettoOptions
+from megatrace.export.tabular import TableName, TableResult, export_table
+from megatrace.export.viewer import startup_commands, viewer_address
+
+__all__ = [
+    "ExportResult",
+    "PerfettoOptions",
+    "TableName",
+    "TableResult",
+    "export_perfetto",
+    "export_table",
+    "startup_commands",
+    "viewer_address",
+]

@@ -1,0 +1,88 @@
+"""One rank's GPU as tracks: steps and layers, blocks with their phases, warps.
+
+rank 0 GPU          steps, and under them launches in two lanes
+  stalled warps     by cause
+  block 0 (SM 17)   launches, and under them the phases of the lead warp
+    loader w0       every record of the warp
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrace.export.blocks import draw_blocks
+from megatrace.export.counters import stalled_warps
+from megatrace.export.frames import Rank
+from megatrace.export.launches import Envelopes, launch_labels
+from megatrace.export.scene import Scene
+from megatrace.export.slices import COLOUR
+from megatrace.export.tracks import NO_PARENT, Track
+from megatrace.export.warps import draw_warps, warp_name
+from megatrace.export.wire import I8
+from megatrace.schema import CAUSES, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What of a rank came into the scene.
+
+    ``row_of_record`` is the slice of each record; ``step_rows`` that of each step id.
+    """
+
+    row_of_record: I8
+    step_rows: dict[int, int]
+    unfinished: int
+    lead_warp: str
+
+
+def draw_rank(scene: Scene, rank: Rank, *, args: bool = True) -> Drawn:
+    """Add ``rank`` to ``scene``; ``args`` also the arguments of its records."""
+    root, step_rows = _draw_steps(scene, rank)
+    _draw_stalled(scene, rank, root)
+    blocks = draw_blocks(scene, rank, root, len(CAUSES))
+    rows = draw_warps(scene, rank, blocks.track, args=args)
+    lead = warp_name(rank, blocks.lead) if blocks.lead >= 0 else ""
+    return Drawn(rows, step_rows, int(rank.records.unfinished.sum()), lead)
+
+
+def _draw_steps(scene: Scene, rank: Rank) -> tuple[int, dict[int, int]]:
+    """Steps and launches on the rank's own track; returns it and the row of each step."""
+    name = f"rank {rank.rank} GPU"
+    if rank.device == "cpu":
+        name += " (host build, device=cpu)"
+    # Steps and launches have lanes of their own, so that launches alternate between two.
+    row = Track(name, NO_PARENT, rank.rank, row=f"gpu {rank.rank}", async_=True)
+    root = scene.tracks.add(row)
+    launches = rank.launches
+    steps = Envelopes.of(launches.step, launches)
+    numbers = launches.step[steps.first].tolist()
+    labels = [scene.label(f"step {number}", "step") for number in numbers]
+    rows = scene.add(root, labels, steps.begin_ns, steps.dur_ns)
+
+    each = Envelopes.of(launches.launch, launches)
+    drawn = scene.add(
+        scene.tracks.add(row), launch_labels(scene, launches, each.first),
+        each.begin_ns, each.dur_ns,
+    )  # fmt: skip
+    scene.extra(drawn, COLOUR, launches.layer[each.first].astype(np.int64) + 1)
+    scene.arg(drawn, "launch", launches.launch[each.first])
+    scene.arg(drawn, "step", launches.step[each.first])
+    return root, dict(zip(numbers, rows.tolist(), strict=True))
+
+
+def _draw_stalled(scene: Scene, rank: Rank, root: int) -> None:
+    records = rank.records
+    blocked = records.kind_mask(Kind.STALL, Kind.WAIT)
+    for order, cause in enumerate(CAUSES):
+        of_cause = np.array([event.cause is cause for event in records.events] or [False])
+        chosen = np.flatnonzero(blocked & of_cause[records.event])
+        if not len(chosen):
+            continue
+        begin = records.begin_ns[chosen]
+        time, value = stalled_warps(begin, begin + records.dur_ns[chosen])
+        track = Track(
+            f"stalled warps: {cause}", root, order, counter=True, unit="warps", scale="stalled"
+        )
+        scene.samples(scene.tracks.add(track), time, value)

@@ -1,0 +1,175 @@
+"""A Trace laid out as tracks and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatrace import __version__
+from megatrace.analysis import Trace
+from megatrace.export.about import clock_texts, draw_about, steps_text
+from megatrace.export.edges import draw_flows
+from megatrace.export.frames import ranks
+from megatrace.export.gpu import Drawn, draw_rank
+from megatrace.export.host import draw_host
+from megatrace.export.scene import Scene
+from megatrace.export.select import Selection, Steps, select
+from megatrace.export.slices import SAMPLE, Names, Slices
+from megatrace.export.timeline import Timeline, timeline
+from megatrace.export.tracks import Tracks, spread
+from megatrace.export.wire import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class PerfettoOptions:
+    """What goes into the file.
+
+    Attributes:
+        steps: ``"one"`` typical step, ``"all"``, or their ids.
+        budget: Records at most; whole launches are left out beyond it.
+        flows: Whether arrows lead from publish and prefetch to the wait.
+        max_flows: Arrows at most, the longest waits first.
+        args: Whether records carry their slot and arguments.
+    """
+
+    steps: Steps = "one"
+    budget: int = 2_000_000
+    flows: bool = True
+    max_flows: int = 20_000
+    args: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A trace drawn, not yet encoded.
+
+    Attributes:
+        slices: In order and nested on each track.
+        names: The strings they use.
+        tracks: What they are drawn on.
+        facts: What the trace says of itself: name and text.
+        steps: Ids of the steps shown.
+        left_out: One phrase for each thing that is not.
+        flows: Arrows.
+        misplaced: Slices that overlapped and got a lane of their own.
+        unfinished: Spans drawn to the end of their launch.
+        clock_error_ns: Of GPU times; None without launches.
+        host_error_ns: Of host times; None where they are not shown.
+    """
+
+    slices: Slices
+    names: Names
+    tracks: Tracks
+    facts: Mapping[str, str]
+    steps: tuple[int, ...]
+    left_out: tuple[str, ...]
+    flows: int
+    misplaced: int
+    unfinished: int
+    clock_error_ns: float | None
+    host_error_ns: float | None
+
+    @property
+    def samples(self) -> int:
+        """How many of ``slices`` are samples of counters."""
+        return int((self.slices.extras.key == SAMPLE).sum())
+
+
+def draw(
+    trace: Trace,
+    options: PerfettoOptions,
+    *,
+    command: str = "",
+    left_out: tuple[str, ...] = (),
+) -> Picture:
+    """Lay ``trace`` out. Raises UsageError for unknown steps, ClockError without a clock.
+
+    ``left_out`` is what the caller has left out of ``trace``, in phrases.
+    """
+    chosen = select(trace.launches, trace.records, options.steps, options.budget)
+    of_launch = trace.launches["rank"].to_numpy()[chosen.launches]
+    axis = timeline(trace.clock, np.unique(of_launch).tolist())
+    scene = Scene()
+    on_axis = list(ranks(trace, chosen.launches, axis))
+    drawn = {rank.rank: draw_rank(scene, rank, args=options.args) for rank in on_axis}
+    launched_by = {} if axis.host_missing else _draw_hosts(scene, trace, axis, chosen)
+    flows = 0
+    cut: tuple[str, ...] = ()
+    if options.flows:
+        flows, cut = draw_flows(scene, on_axis, drawn, launched_by, options.max_flows)
+    missing = (*left_out, *chosen.left_out, *cut)
+    if axis.host_missing and len(trace.host):
+        missing = (*missing, f"host events ({axis.host_missing})")
+    facts = _facts(trace, axis, chosen, drawn, command, missing)
+    draw_about(scene, facts, scene.bounds_ns())
+    slices, misplaced = spread(scene.slices(), scene.tracks)
+    return Picture(
+        slices=slices,
+        names=scene.names(),
+        tracks=scene.tracks,
+        facts=facts,
+        steps=chosen.steps,
+        left_out=missing,
+        flows=flows,
+        misplaced=misplaced,
+        unfinished=sum(one.unfinished for one in drawn.values()),
+        clock_error_ns=_clock_error(axis),
+        host_error_ns=axis.host_error_ns,
+    )
+
+
+def _draw_hosts(
+    scene: Scene, trace: Trace, axis: Timeline, chosen: Selection
+) -> dict[int, dict[int, int]]:
+    """Draw the host of each rank during what is shown; returns the slice of each step."""
+    host = trace.host
+    if not len(host):
+        return {}
+    first, last = scene.bounds_ns()
+    begin = axis.host(host["host_begin_ns"].to_numpy())
+    end = axis.host(host["host_end_ns"].to_numpy())
+    during: Mask = (begin <= last) & (end >= first)
+    shown = during | host["step"].isin(chosen.steps).to_numpy()
+    if not axis.clocks:
+        shown[:] = True
+    of_rank = host["rank"].to_numpy()
+    return {
+        rank: draw_host(scene, rank, host[shown & (of_rank == rank)], axis)
+        for rank in np.unique(of_rank[shown]).tolist()
+    }
+
+
+def _clock_error(axis: Timeline) -> float | None:
+    return max((axis.gpu_error_ns(rank) for rank in axis.clocks), default=None)
+
+
+def _facts(
+    trace: Trace,
+    axis: Timeline,
+    chosen: Selection,
+    drawn: Mapping[int, Drawn],
+    command: str,
+    left_out: tuple[str, ...],
+) -> dict[str, str]:
+    """What the trace says of itself, most important first; all texts are one line."""
+    loss = trace.loss.sentence()
+    if not trace.complete:
+        loss += "; the capture was cut short"
+    facts = {
+        "shows": steps_text(chosen.steps),
+        "loss": loss,
+        "clock": ", ".join(clock_texts(_clock_error(axis), axis.host_error_ns)),
+        "left out": ", ".join(left_out) or "nothing",
+        "time axis": axis.axis,
+        "device": ", ".join(f"rank {rank}: {name}" for rank, name in trace.devices.items()),
+    }
+    if command:
+        facts["command"] = command
+    if leads := sorted({one.lead_warp for one in drawn.values() if one.lead_warp}):
+        facts["phases of a block"] = "spans of " + ", ".join(leads)
+    if trace.problems:
+        facts["problems"] = "; ".join(trace.problems)
+    facts["version"] = f"megatrace {__version__}"
+    return facts

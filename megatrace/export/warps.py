@@ -1,0 +1,94 @@
+"""Warps as tracks: every record of theirs, with what it waits for and its arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megatrace.export.frames import Rank, RankRecords
+from megatrace.export.scene import Scene
+from megatrace.export.tracks import Track
+from megatrace.export.wire import I8
+from megatrace.schema import Event, Kind
+
+_INSTANTS = (Kind.PUBLISH, Kind.PREFETCH, Kind.INSTANT)
+
+
+def draw_warps(scene: Scene, rank: Rank, blocks: I8, *, args: bool) -> I8:
+    """Add every record, counters on tracks of their own; returns the row of each, or -1.
+
+    ``blocks`` has the track of each block number; ``args`` adds slots and arguments.
+    """
+    records, launches = rank.records, rank.launches
+    rows = np.full(len(records.event), -1, np.int64)
+    warps = int(launches.warp.max()) + 1
+    tracks = np.full(len(blocks) * warps, -1, np.int64)
+    for ring in np.unique(launches.block.astype(np.int64) * warps + launches.warp).tolist():
+        block, warp = divmod(ring, warps)
+        track = Track(warp_name(rank, warp), int(blocks[block]), warp)
+        tracks[ring] = scene.tracks.add(track)
+    ring = records.block.astype(np.int64) * warps + records.warp
+    counts = records.kind_mask(Kind.COUNTER)
+    drawn = np.flatnonzero(~counts)
+    labels = np.array([scene.label(*_label(event)) for event in records.events], np.int64)
+    if len(drawn):
+        rows[drawn] = scene.add(
+            tracks[ring[drawn]],
+            labels[records.event[drawn]],
+            records.begin_ns[drawn],
+            records.dur_ns[drawn],
+        )
+    _draw_counters(scene, records, np.flatnonzero(counts), blocks, warps)
+    if args:
+        _draw_args(scene, records, rows)
+    scene.arg(rows[records.unfinished], "unfinished", 1)
+    return rows
+
+
+def _draw_counters(scene: Scene, records: RankRecords, rows: I8, blocks: I8, warps: int) -> None:
+    """The kernel's own counters, one track a block and event, below its warps."""
+    group = records.block[rows].astype(np.int64) * len(records.events) + records.event[rows]
+    for number in np.unique(group).tolist():
+        block, code = divmod(number, len(records.events))
+        event = records.events[code]
+        unit = event.all_args[0].unit
+        track = Track(event.name, int(blocks[block]), warps + code, counter=True, unit=unit)
+        mine = rows[group == number]
+        order = mine[np.argsort(records.begin_ns[mine], kind="stable")]
+        scene.samples(scene.tracks.add(track), records.begin_ns[order], records.args[0, order])
+
+
+def _label(event: Event) -> tuple[str, str]:
+    """Name and category of an event's slices."""
+    if event.kind in (Kind.STALL, Kind.WAIT):
+        return event.name, f"stall.{event.cause}"
+    if event.kind in _INSTANTS:
+        return event.name, event.category or str(event.kind)
+    if event.kind is Kind.META:
+        return event.name.upper(), str(event.kind)
+    return event.name, event.category
+
+
+def _draw_args(scene: Scene, records: RankRecords, rows: I8) -> None:
+    drawn = np.flatnonzero(rows >= 0)
+    scene.arg(rows[drawn], "slot", records.slot[drawn])
+    for code, (event, names) in enumerate(zip(records.events, records.arg_names, strict=True)):
+        mine = np.flatnonzero((records.event == code) & (rows >= 0))
+        if event.kind is Kind.META and names and len(mine):
+            _name_waits(scene, records, rows, mine)
+            continue
+        for place, name in enumerate(names):
+            scene.arg(rows[mine], name, records.args[place, mine])
+
+
+def _name_waits(scene: Scene, records: RankRecords, rows: I8, mine: I8) -> None:
+    """Say by name which wait a hang is in."""
+    names = {event.id: event.name for event in records.events}
+    for code in np.unique(records.args[0, mine]).tolist():
+        of_code = mine[records.args[0, mine] == code]
+        scene.text_arg(rows[of_code], "waits_in", names.get(code, f"event {code}"))
+
+
+def warp_name(rank: Rank, warp: int) -> str:
+    """``loader w0``, or ``warp 0`` where its role has no name."""
+    role = rank.roles.get(warp, f"warp {warp}")
+    return role if role == f"warp {warp}" else f"{role} w{warp}"

@@ -1,0 +1,154 @@
+// Launches a chain of kernels many times: one CUDA graph with programmatic dependent launch
+// on the GPU, the same launches in order in the host build. Host code only; for examples,
+// tests and benchmarks. Errors are std::runtime_error with the runtime's own words.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatrace/ptx.cuh"
+
+namespace megatrace {
+
+inline std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+// Runs `body` behind a C interface: 0, or 1 with the reason in megatrace_last_error().
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& e) {
+    last_error() = e.what();
+    return 1;
+  }
+}
+
+#if defined(MEGATRACE_HOST_BUILD)
+
+inline uint32_t sm_count() { return 4; }
+
+template <class T>
+T* device_alloc(size_t count) {
+  void* p = std::aligned_alloc(128, (count * sizeof(T) + 127) / 128 * 128);
+  if (p == nullptr) throw std::runtime_error("out of memory");
+  std::memset(p, 0, count * sizeof(T));
+  return static_cast<T*>(p);
+}
+inline void device_free(void* p) { std::free(p); }
+inline void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+
+class Chain {
+ public:
+  template <class... P, class... A>
+  void add(void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args) {
+    launches_.push_back([=] {
+      host::launch(grid, dim3(threads), shared_bytes, [=] { kernel(args...); });
+    });
+  }
+  void finish() {}
+  void replay() {
+    for (const auto& launch : launches_) launch();
+  }
+  void synchronize() {}
+  void* stream() const { return nullptr; }
+
+ private:
+  std::vector<std::function<void()>> launches_;
+};
+
+#else
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+inline uint32_t sm_count() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "SM count");
+  return static_cast<uint32_t>(count);
+}
+
+// Zeroed device memory; refuses what does not fit, with the numbers.
+template <class T>
+T* device_alloc(size_t count) {
+  size_t free_bytes = 0, total_bytes = 0;
+  check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+  const size_t bytes = count * sizeof(T);
+  if (bytes > free_bytes)
+    throw std::runtime_error("needs " + std::to_string(bytes >> 20) + " MiB of GPU memory, " +
+                             std::to_string(free_bytes >> 20) + " MiB are free");
+  void* p = nullptr;
+  check(cudaMalloc(&p, bytes), "cudaMalloc");
+  check(cudaMemset(p, 0, bytes), "cudaMemset");
+  return static_cast<T*>(p);
+}
+inline void device_free(void* p) { cudaFree(p); }
+inline void copy_bytes(void* dst, const void* src, size_t bytes) {
+  check(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+class Chain {
+ public:
+  Chain() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream"); }
+  ~Chain() {
+    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+    cudaStreamDestroy(stream_);
+  }
+  Chain(const Chain&) = delete;
+  Chain& operator=(const Chain&) = delete;
+
+  template <class... P, class... A>
+  void add(void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "shared memory of the kernel");
+    launches_.push_back([=](cudaStream_t stream) {
+      cudaLaunchAttribute dependent{};
+      dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      dependent.val.programmaticStreamSerializationAllowed = 1;
+      cudaLaunchConfig_t config{};
+      config.gridDim = grid;
+      config.blockDim = dim3(threads);
+      config.dynamicSmemBytes = shared_bytes;
+      config.stream = stream;
+      config.attrs = &dependent;
+      config.numAttrs = 1;
+      check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "launch");
+    });
+  }
+  // Captures the launches so far; before the first replay.
+  void finish() {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "begin capture");
+    for (const auto& launch : launches_) launch(stream_);
+    check(cudaStreamEndCapture(stream_, &graph), "end capture");
+    check(cudaGraphInstantiate(&exec_, graph, 0), "instantiate the graph");
+    check(cudaGraphDestroy(graph), "destroy the graph");
+  }
+  void replay() { check(cudaGraphLaunch(exec_, stream_), "launch the graph"); }
+  void synchronize() { check(cudaStreamSynchronize(stream_), "synchronize"); }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+  std::vector<std::function<void(cudaStream_t)>> launches_;
+};
+
+#endif
+
+}  // namespace megatrace
+
+extern "C" inline __attribute__((used, visibility("default"))) const char* megatrace_last_error() {
+  return megatrace::last_error().c_str();
+}

@@ -1,0 +1,39 @@
+// Waits that end: every spin is bounded and traps instead of wedging the GPU.
+#pragma once
+
+#include "megatrace/ptx.cuh"
+
+namespace megatrace {
+
+// Runs `done` until it says true. `hang` is called once where that takes suspiciously
+// long, before the bound that traps; says whether it was.
+template <class Done, class Hang>
+MEGATRACE_DEVICE bool spin_bounded(const char* what, const uint32_t& slot, Done&& done, Hang&& hang) {
+  const uint64_t begin = ptx::clock64();
+  bool told = false;
+  while (!done()) {
+    ptx::spin_pause(what, slot);
+    const uint64_t waited = ptx::clock64() - begin;
+    if (__builtin_expect(waited > ptx::kHangCycles && !told, 0)) {
+      told = true;
+      hang();
+    }
+    if (__builtin_expect(waited > ptx::kTrapCycles, 0)) ptx::trap();
+  }
+  return told;
+}
+
+// Waits for the phase of this parity of an mbarrier.
+MEGATRACE_DEVICE void mbar_wait(const char* what, uint64_t* bar, uint32_t parity) {
+  if (ptx::mbar_test(bar, parity)) return;
+  spin_bounded(what, 0, [&] { return ptx::mbar_try(bar, parity); }, [] {});
+}
+
+// Waits until `ready` says true: data is the flag, polled with relaxed loads.
+template <class Ready>
+MEGATRACE_DEVICE void poll(const char* what, const uint32_t& slot, Ready&& ready) {
+  if (ready()) return;
+  spin_bounded(what, slot, ready, [] {});
+}
+
+}  // namespace megatrace

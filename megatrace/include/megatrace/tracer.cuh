@@ -1,0 +1,396 @@
+// The tracer: what a kernel carries to be legible, and nothing of it when it is off.
+//
+//   template <class T> __global__ void kernel(..., typename T::Params trace) {
+//     T t(trace);                                // before the dependency wait
+//     ptx::dependency_wait();
+//     t.after_dependency();                      // after it
+//     if (loader) {
+//       t.wait(ev::empty{}, &empty[s], parity);  // a stall, if it blocks
+//       t.end();
+//     } else {
+//       { auto span = t.span(ev::tile{}); ... }
+//       t.publish(ev::partial{}, block);
+//       t.end();                                 // once a warp, in its role's own branch
+//     }
+//   }
+//
+// A warp keeps its next line in registers: lane i holds word i, a full line leaves in one
+// posted 128-byte write to a ring in host memory (megatrace/schema/layout.py draws it). No
+// shared memory, no atomics, no fence. All calls are made by whole, converged warps.
+//
+// What costs is not the records, which fall into time the warp idles, but every instruction
+// before a launch's first load and after its last: run once, none of them is in the
+// instruction cache. So little is done there, and values asked for early are used late.
+#pragma once
+
+#include "megatrace/ptx.cuh"
+#include "megatrace/sync.cuh"
+#include "megatrace/words.cuh"
+
+// Keeps the path that is seldom taken out of the way of the other's instructions.
+#define MEGATRACE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
+
+namespace megatrace {
+
+enum class Level : uint32_t { off, counters, timeline };
+
+// What a timeline holds: stalls that blocked, spans and hand-offs, or every try of a wait
+// and every instant too.
+enum class Detail : uint32_t { stalls, all };
+
+// The last parameter of a traced kernel. All pointers are device addresses; `control` is
+// null where nobody records.
+struct TraceParams {
+  const uint32_t* control;  // DEVICE_CONTROL, written by the host before a replay
+  uint4* cursors;           // [warps] lines, words and launches so far
+  uint64_t* sums;           // [causes][warps] running sums of stalls: cycles << 24 | count
+  uint32_t* lines;          // [warps][line_mask + 1] lines of the ring, host memory
+  uint32_t line_mask;
+  uint32_t kernel_layer;
+  uint32_t warps;  // of the grid
+};
+
+// The parameter of one launch of a chain: which kernel, which layer.
+inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
+  p.kernel_layer = kernel << kKernelShift | layer;
+  p.sums += size_t{kCauses} * p.warps * layer;
+  return p;
+}
+
+// A wait that ended and is not written down yet: commit it where time is to spare.
+struct Stalled {
+  uint32_t begin;  // cycles since launch start
+  uint32_t cycles;
+  bool blocked;
+};
+
+template <Level L, Detail D = Detail::stalls>
+class Tracer {
+  static constexpr bool kTimeline = L == Level::timeline;
+  static constexpr bool kAll = kTimeline && D == Detail::all;
+
+ public:
+  using Params = TraceParams;
+  static constexpr Level level = L;
+  static constexpr Detail detail = D;
+
+  // Asks for the control word, which no kernel writes, so this may stand before the
+  // dependency wait, and reads the clocks. The answer is first looked at when a line is
+  // full: nobody waits for it. (Asked for any later, it would queue behind the weights.)
+  MEGATRACE_DEVICE explicit Tracer(const Params& params) : p_(params) {
+    if (p_.control != nullptr) control_ = ptx::load_pair(p_.control);
+    if constexpr (kTimeline) open();
+  }
+
+  // Asks for the warp's cursor, which the launch before may just have written. A warp that
+  // has more than a line of records must have been here.
+  MEGATRACE_DEVICE void after_dependency() {
+    if constexpr (kTimeline)
+      if (p_.control != nullptr) cursor_ = ptx::load_state(p_.cursors + ring());
+  }
+
+  // -- records -------------------------------------------------------------------------
+
+  // RAII: begins here, ends where it leaves scope.
+  template <class E>
+  class Span {
+   public:
+    MEGATRACE_DEVICE explicit Span(Tracer& t) : t_(t) { t_.record(E::id); }
+    MEGATRACE_DEVICE ~Span() { t_.record(E::id + 1); }
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+
+   private:
+    Tracer& t_;
+  };
+
+  template <class E>
+  MEGATRACE_DEVICE Span<E> span(E) {
+    static_assert(E::kind == Kind::span, "not a span");
+    return Span<E>(*this);
+  }
+
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void instant(E, Args... args) {
+    static_assert(E::kind == Kind::instant || E::kind == Kind::counter, "not an instant");
+    record(E::id, args...);
+  }
+
+  // An instant of Detail::all only: for places too hot for every timeline.
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void detail_instant(E, Args... args) {
+    static_assert(E::kind == Kind::instant, "not an instant");
+    if constexpr (kAll) record(E::id, args...);
+  }
+
+  template <class E>
+  MEGATRACE_DEVICE void publish(E, uint32_t slot) {
+    static_assert(E::kind == Kind::publish || E::kind == Kind::prefetch, "publishes nothing");
+    record(E::id, slot);
+  }
+
+  // -- waits ---------------------------------------------------------------------------
+
+  // Waits for an mbarrier's phase; costs nothing where it has already ended.
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void wait(E event, uint64_t* bar, uint32_t parity, Args... args) {
+    commit(event, wait_later(event, bar, parity), args...);
+  }
+
+  // The same, written down by a later commit(), off the critical path.
+  template <class E>
+  MEGATRACE_DEVICE Stalled wait_later(E event, uint64_t* bar, uint32_t parity) {
+    return stalled(event, 0, [&] { return ptx::mbar_test(bar, parity); },
+                   [&] { return ptx::mbar_try(bar, parity); });
+  }
+
+  // Polls until `ready` says true: data is the flag. `slot` is read again when it does, so
+  // `ready` may name the producer it missed last.
+  template <class E, class Ready, class... Args>
+  MEGATRACE_DEVICE void poll(E event, const uint32_t& slot, Ready&& ready, Args... args) {
+    const Stalled s = stalled(event, slot, ready, ready);
+    if constexpr (E::kind == Kind::wait)
+      commit(event, s, slot, args...);
+    else
+      commit(event, s, args...);
+  }
+
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void commit(E, const Stalled& s, Args... args) {
+    static_assert(E::kind == Kind::stall || E::kind == Kind::wait, "not a wait");
+    if (!s.blocked) {
+      if constexpr (kAll) record(E::id, 0u, args...);
+      return;
+    }
+    constexpr uint32_t cause = static_cast<uint32_t>(E::cause);
+    cycles_[cause] += s.cycles;
+    counts_[cause] += 1;
+    if constexpr (kTimeline) {
+      room(3 + sizeof...(args));
+      stage((E::id << kTimeBits) | (s.begin & kTimeMask), s.cycles, args...);
+      // Long enough for the reader to lose count of the time field: say the high part.
+      if (s.cycles >> (kTimeBits - 2)) epoch();
+    }
+  }
+
+  // Writes the line in progress now: a place where the kernel has time.
+  MEGATRACE_DEVICE void flush() {
+    if constexpr (kTimeline)
+      if (used_ != 0) flush_line(kLineWords);
+  }
+
+  // Closes the launch. Every warp calls it once, last, at the end of its role's own branch:
+  // there the compiler knows which causes the role can stall for.
+  MEGATRACE_DEVICE void end() {
+    if constexpr (kTimeline)
+      if (live_ || flushed_ == 0) close();
+    if (!live_) add_sums();
+  }
+
+ private:
+  MEGATRACE_DEVICE uint32_t ring() const {
+    return blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+  }
+  MEGATRACE_DEVICE uint32_t now() const { return static_cast<uint32_t>(ptx::clock64() - t0_); }
+  static MEGATRACE_DEVICE uint32_t at_most(uint64_t v, uint32_t cap) {
+    return v < cap ? static_cast<uint32_t>(v) : cap;
+  }
+  static MEGATRACE_DEVICE uint32_t arg(uint64_t v) {
+    return kArgBit | (static_cast<uint32_t>(v) & kArgMask);
+  }
+
+  // -- the line in progress ------------------------------------------------------------
+
+  // Takes the header's clocks and keeps its place; its words are made when a line leaves.
+  MEGATRACE_DEVICE void open() {
+    ns_ = ptx::globaltimer();
+    if (on_edge())
+      for (const uint64_t before = ns_; ns_ == before;) ns_ = ptx::globaltimer();
+    t0_ = ptx::clock64();
+    const uint32_t lane = ptx::lane_id();
+    place_ = (lane & 15) == 0 ? ~0u : lane - 1 - (lane >> 4);
+    used_ = kHeaderWords;
+  }
+
+  // The block's last warp waits for a tick (32 ns) and reads its clock on the edge.
+  MEGATRACE_DEVICE bool on_edge() const { return threadIdx.x + 32 >= blockDim.x; }
+
+  // This lane's word of the header, or what it holds already.
+  MEGATRACE_DEVICE uint32_t header_word() const {
+    const uint32_t place = ptx::sm_id() | (on_edge() ? kHeaderEdge : 0u);
+    const uint32_t lane = ptx::lane_id();
+    uint32_t word = line_word_;
+    if (lane == 1) word = (core::header::id << kTimeBits) | place;
+    if (lane == 2) word = arg(ptx::opaque(cursor_.z));
+    if (lane == 3) word = arg(ptx::opaque(control_.x));
+    if (lane == 4) word = arg(p_.kernel_layer);
+    if (lane == 5) word = arg(ns_);
+    if (lane == 6) word = arg(ns_ >> kArgBits);
+    if (lane == 7) word = arg(t0_);
+    if (lane == 8) word = arg(t0_ >> kArgBits);
+    if (lane == 9) word = arg(ptx::opaque(cursor_.y));
+    return word;
+  }
+
+  // Does the host want this launch's timeline, on this SM?
+  MEGATRACE_DEVICE bool wanted() const {
+    const uint32_t level = ptx::opaque(control_.y);
+    if (MEGATRACE_RARE(level & kSomeSms)) {
+      const uint32_t sm = ptx::sm_id();
+      if (!(ptx::load_relaxed(p_.control + 4 + (sm >> 5)) >> (sm & 31) & 1)) return false;
+    }
+    return (level & ~kSomeSms) >= static_cast<uint32_t>(Level::timeline);
+  }
+
+  template <class... Args>
+  MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
+    if constexpr (kTimeline) {
+      const uint32_t time = now();
+      room(1 + sizeof...(args));
+      stage((id << kTimeBits) | (time & kTimeMask), args...);
+    }
+  }
+
+  // Room for so many words in the line in progress: a record never straddles two lines.
+  MEGATRACE_DEVICE void room(uint32_t words) {
+    if (MEGATRACE_RARE(used_ + words > kRecordsPerLine)) flush_line(kLineWords);
+  }
+
+  // Puts a record and its arguments into the line; there must be room.
+  template <class... Args>
+  MEGATRACE_DEVICE void stage(uint32_t word, Args... args) {
+    if (place_ == used_++) line_word_ = word;
+    ((line_word_ = place_ == used_++ ? arg(args) : line_word_), ...);
+  }
+
+  MEGATRACE_DEVICE void epoch() {
+    stage((core::epoch::id << kTimeBits) |
+          (static_cast<uint32_t>((ptx::clock64() - t0_) >> kTimeBits) & kTimeMask));
+  }
+
+  MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
+    if (flushed_ == 0) {
+      live_ = wanted();
+      line_word_ = header_word();
+    }
+    const uint32_t number = ptx::opaque(cursor_.x) + ++flushed_;
+    if ((ptx::lane_id() & 15) == 0) line_word_ = number;
+    const uint64_t line = uint64_t{ring()} * (p_.line_mask + 1) + ((number - 1) & p_.line_mask);
+    if (live_) ptx::store_line(p_.lines + line * kLineWords, line_word_, lanes);
+    words_ += used_;
+    line_word_ = 0;
+    used_ = 0;
+  }
+
+  // -- the end of a launch -------------------------------------------------------------
+
+  MEGATRACE_DEVICE void close() {
+    room(kClosingWords);
+    const uint64_t cycles = ptx::clock64();
+    const uint32_t words = ptx::opaque(cursor_.y) + words_ + used_ + kClosingWords;
+    stage((core::closing::id << kTimeBits) | (static_cast<uint32_t>(cycles - t0_) & kTimeMask),
+          cycles, words);
+    flush_line(used_ <= kRecordsPerHalf ? kHalfWords : kLineWords);
+    if (live_ && ptx::lane_id() == 0)
+      ptx::store_state(p_.cursors + ring(),
+                       make_uint4(cursor_.x + flushed_, words, cursor_.z + 1, 0));
+  }
+
+  // Adds this launch's stalls to the running sums; a launch with a timeline says them there.
+  // Nothing is read and nobody waits.
+  MEGATRACE_DEVICE void add_sums() {
+    if (ptx::opaque(control_.y) == 0 || ptx::lane_id() != 0) return;
+#pragma unroll
+    for (uint32_t c = 0; c < kCauses; ++c)
+      if (counts_[c] != 0)
+        ptx::add_state(p_.sums + c * p_.warps + ring(),
+                       uint64_t{cycles_[c]} << kCountBits | counts_[c]);
+  }
+
+  // -- the inside of a wait ------------------------------------------------------------
+
+  template <class E, class Try, class Block>
+  MEGATRACE_DEVICE Stalled stalled(E, const uint32_t& slot, Try&& try_once, Block&& block) {
+    if (try_once()) return {0, 0, false};
+    const uint64_t begin = ptx::clock64();
+    const bool hung = spin_bounded(E::name, slot, block, [&] { hang(E::id, slot, begin); });
+    const uint64_t waited = ptx::clock64() - begin;
+    const uint32_t cycles = hung ? at_most(waited, kArgMask) : static_cast<uint32_t>(waited);
+    return {static_cast<uint32_t>(begin - t0_), cycles, true};
+  }
+
+  // The slow path of a spin that may never end: everything this warp knows leaves now, then
+  // what it waits for. One loop, so that the code of a flush is here once.
+  MEGATRACE_DEVICE void hang(uint32_t event, uint32_t slot, uint64_t begin) {
+    if constexpr (kTimeline) {
+      const uint64_t now = ptx::clock64();
+#pragma unroll 1
+      for (uint32_t line = 0; line < 2; ++line) {
+        flush_line(kLineWords);
+        if (line != 0) break;
+        stage((core::hang::id << kTimeBits) | (static_cast<uint32_t>(now - t0_) & kTimeMask), event,
+              slot, at_most(now - begin, kArgMask));
+        epoch();
+      }
+    }
+  }
+
+  const Params p_;
+  uint2 control_ = {};      // step id, level
+  uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
+  bool live_ = false;       // lines are wanted; known from the first on
+  uint64_t ns_ = 0;         // globaltimer at launch start
+  uint64_t t0_ = 0;         // clock, read with it
+  uint32_t line_word_ = 0;  // this lane's word of the line in progress
+  uint32_t place_ = ~0u;    // which record word of a line that is; none for the two numbers
+  uint32_t used_ = 0;       // record words in the line in progress
+  uint32_t flushed_ = 0;    // lines finished by this launch
+  uint32_t words_ = 0;      // record words in them
+  uint32_t cycles_[kCauses] = {};
+  uint32_t counts_[kCauses] = {};
+};
+
+// Off: same calls, no code, no state, an empty parameter.
+template <Detail D>
+class Tracer<Level::off, D> {
+ public:
+  struct Params {};
+  static constexpr Level level = Level::off;
+  static constexpr Detail detail = D;
+
+  struct Nothing {
+    MEGATRACE_DEVICE ~Nothing() {}
+  };
+
+  MEGATRACE_DEVICE explicit Tracer(const Params&) {}
+  MEGATRACE_DEVICE void after_dependency() {}
+  template <class E>
+  MEGATRACE_DEVICE Nothing span(E) {
+    return {};
+  }
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void instant(E, Args...) {}
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void detail_instant(E, Args...) {}
+  template <class E>
+  MEGATRACE_DEVICE void publish(E, uint32_t) {}
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void wait(E, uint64_t* bar, uint32_t parity, Args...) {
+    mbar_wait(E::name, bar, parity);
+  }
+  template <class E>
+  MEGATRACE_DEVICE Stalled wait_later(E, uint64_t* bar, uint32_t parity) {
+    mbar_wait(E::name, bar, parity);
+    return {0, 0, false};
+  }
+  template <class E, class Ready, class... Args>
+  MEGATRACE_DEVICE void poll(E, const uint32_t& slot, Ready&& ready, Args...) {
+    megatrace::poll(E::name, slot, ready);
+  }
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void commit(E, const Stalled&, Args...) {}
+  MEGATRACE_DEVICE void flush() {}
+  MEGATRACE_DEVICE void end() {}
+};
+
+}  // namespace megatrace

@@ -1,0 +1,320 @@
+"""One ring file: made by the traced process, mapped by the recorder.
+
+The file is ordinary shared memory, allocated before it is mapped (a store into a hole
+of a full tmpfs is a SIGBUS) and never a :mod:`multiprocessing.shared_memory`, whose
+resource tracker removes it under the owner. See :mod:`megatrace.schema.layout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrace.errors import RingError, SchemaMismatch, UsageError
+from megatrace.ring.locks import HeldLock, is_held
+from megatrace.schema.layout import (
+    CAUSE_SLOTS,
+    CONTROL_OFFSET,
+    HOST_RECORD,
+    LAYOUT_VERSION,
+    LINE_BYTES,
+    LINE_WORDS,
+    META_OFFSET,
+    RING_HEADER,
+    RING_MAGIC,
+    SUM_BYTES,
+)
+
+STATE_MAKING, STATE_LIVE, STATE_CLOSED = 0, 1, 2
+SECTION_ALIGN = 4096
+MAX_RING_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class RingSpec:
+    """What a ring file is made for.
+
+    ``lines`` (of 128 bytes, a warp) and ``host_capacity`` (records) are powers of two or 0;
+    ``blocks * warps`` rings and ``layers`` rows of sums; ``device`` 0 cpu, 1 cuda;
+    ``meta`` is JSON: ``roles``, ``kernels``, ``table`` ... Raises UsageError otherwise.
+    """
+
+    rank: int
+    blocks: int
+    warps: int
+    lines: int
+    layers: int
+    host_capacity: int
+    device: int
+    table_hash: int
+    meta: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that do not fit the header."""
+        for name in ("rank", "blocks", "warps", "lines", "layers", "host_capacity", "device"):
+            if not 0 <= getattr(self, name) < 1 << 31:
+                raise UsageError(f"ring: {name}={getattr(self, name)} is out of range")
+        for name in ("lines", "host_capacity"):
+            value = getattr(self, name)
+            if value & (value - 1):
+                raise UsageError(
+                    f"ring: {name}={value} is no power of two",
+                    hint=f"use {1 << value.bit_length()}",
+                )
+
+    @property
+    def rings(self) -> int:
+        """Warp rings in the file."""
+        return self.blocks * self.warps
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    lines: int
+    sums: int
+    host: int
+    total: int
+
+
+def _places(meta_bytes: int, rings: int, lines: int, layers: int, host: int) -> _Places:
+    def up(value: int) -> int:
+        return -(-value // SECTION_ALIGN) * SECTION_ALIGN
+
+    at_lines = up(META_OFFSET + meta_bytes)
+    at_sums = up(at_lines + rings * lines * LINE_BYTES)
+    at_host = up(at_sums + layers * CAUSE_SLOTS * rings * SUM_BYTES)
+    return _Places(at_lines, at_sums, at_host, up(at_host + host * HOST_RECORD.itemsize))
+
+
+class RingFile:
+    """A mapped ring file, as its owner or as a reader.
+
+    Attributes:
+        path: where it is.
+        header: RING_HEADER, a copy taken when it was opened.
+        meta: the JSON of its maker.
+        lines: u4 ``(rings, lines, 32)``, live memory.
+        sums: u8 ``(layers, causes, rings)``, live memory.
+        host: HOST_RECORD ``(host_capacity,)``, live memory.
+
+    A reader's arrays are read-only, and are gone after :meth:`close`.
+    """
+
+    def __init__(
+        self, path: Path, header: Any, memory: mmap.mmap, control: memoryview, lock: HeldLock | None
+    ) -> None:
+        """Use :meth:`create` or :meth:`attach`."""
+        self.path = path
+        self.header = header
+        self.control_page = control
+        """The 4096 bytes from CONTROL_OFFSET; writable for the owner and on request."""
+        self._memory = memory
+        self._lock = lock
+        end = META_OFFSET + int(header["meta_bytes"])
+        self.meta: dict[str, Any] = _parse_meta(path, memory[META_OFFSET:end])
+        self.rings = int(header["blocks"]) * int(header["warps"])
+        lines, layers = int(header["lines"]), int(header["layers"])
+        self.lines: NDArray[np.uint32] = np.ndarray(
+            (self.rings, lines, LINE_WORDS), "<u4", memory, int(header["lines_offset"])
+        )
+        self.sums: NDArray[np.uint64] = np.ndarray(
+            (layers, CAUSE_SLOTS, self.rings), "<u8", memory, int(header["sums_offset"])
+        )
+        self.host: NDArray[Any] = np.ndarray(
+            (int(header["host_capacity"]),), HOST_RECORD, memory, int(header["host_offset"])
+        )
+
+    @classmethod
+    def create(cls, path: Path, spec: RingSpec) -> RingFile:
+        """Make ``path`` (0600, it must not exist), fully allocated, and hold its lock.
+
+        Raises RingError where it exists, or where the file system is too small for it.
+        """
+        text = json.dumps(spec.meta, separators=(",", ":")).encode()
+        places = _places(len(text), spec.rings, spec.lines, spec.layers, spec.host_capacity)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise RingError(
+                f"{path} exists: another process of this session is rank {spec.rank}",
+                hint="give every process its own rank, or start a new session",
+            ) from None
+        except OSError as error:
+            raise RingError(f"cannot make {path}: {error.strerror}") from None
+        try:
+            lock = HeldLock(path)
+            _allocate(fd, path, places.total)
+            memory = mmap.mmap(fd, places.total)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        header = _new_header(spec, len(text), places)
+        memory[META_OFFSET : META_OFFSET + len(text)] = text
+        live = np.ndarray((), RING_HEADER, memory)
+        live[...] = header
+        live["state"] = STATE_LIVE  # last: until now a reader has refused the file
+        header["state"] = STATE_LIVE
+        control = memoryview(memory)[CONTROL_OFFSET:META_OFFSET]
+        return cls(path, header, memory, control, lock)
+
+    @classmethod
+    def attach(cls, path: Path, *, writable_control: bool = False) -> RingFile:
+        """Map ``path`` read-only, all but its control page where that is asked for.
+
+        Nothing in the file is trusted. Raises RingError where it is not a whole ring of
+        this user's, SchemaMismatch where it is of another layout.
+        """
+        mode = os.O_RDWR if writable_control else os.O_RDONLY
+        try:
+            fd = os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise RingError(f"cannot open {path}: {error.strerror}") from None
+        try:
+            size = _check_file(fd, path)
+            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+            header = np.ndarray((), RING_HEADER, memory).copy()
+            _check_header(path, header, size)
+            page = _map_control(fd, memory, writable=writable_control)
+        finally:
+            os.close(fd)
+        return cls(path, header, memory, page, None)
+
+    @property
+    def rank(self) -> int:
+        """The rank this file belongs to."""
+        return int(self.header["rank"])
+
+    @property
+    def state(self) -> int:
+        """STATE_* as it is now: STATE_CLOSED once the owner ended in order."""
+        return int(np.ndarray((), RING_HEADER, self._memory)["state"])
+
+    def address(self, offset: int) -> int:
+        """Address in this process of byte ``offset``, for registration with a driver."""
+        base: int = np.frombuffer(self._memory, np.uint8).ctypes.data
+        return base + offset
+
+    def owner_alive(self) -> bool:
+        """Whether the process that made the file still holds its lock."""
+        return is_held(self.path)
+
+    def mark_closed(self) -> None:
+        """Owner only: say that no more will be written."""
+        np.ndarray((), RING_HEADER, self._memory)["state"] = STATE_CLOSED
+
+    def close(self) -> None:
+        """Unmap, and give up the owner's lock; the file stays. Again is harmless."""
+        if self._lock is not None:
+            self._lock.release()
+        nothing = np.zeros(0, np.uint8)
+        self.lines = nothing.view("<u4").reshape(0, 0, LINE_WORDS)
+        self.sums = nothing.view("<u8").reshape(0, CAUSE_SLOTS, 0)
+        self.host = nothing.view(HOST_RECORD)
+        self.control_page.release()
+        with contextlib.suppress(BufferError):  # an array of the caller's still looks at it
+            self._memory.close()
+
+    def __enter__(self) -> RingFile:
+        """Return itself; closes on exit."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _new_header(spec: RingSpec, meta_bytes: int, places: _Places) -> Any:
+    header = np.zeros((), RING_HEADER)
+    header["magic"] = RING_MAGIC
+    header["layout_version"] = LAYOUT_VERSION
+    header["table_hash"] = spec.table_hash
+    header["total_bytes"] = places.total
+    header["meta_bytes"] = meta_bytes
+    header["lines_offset"] = places.lines
+    header["sums_offset"] = places.sums
+    header["host_offset"] = places.host
+    for name in ("rank", "blocks", "warps", "lines", "layers", "host_capacity", "device"):
+        header[name] = getattr(spec, name)
+    header["pid"] = os.getpid()
+    header["created_ns"] = time.time_ns()
+    header["created_mono_ns"] = time.monotonic_ns()
+    return header
+
+
+def _allocate(fd: int, path: Path, size: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise RingError(f"cannot allocate {path}: {error.strerror}") from None
+        room = os.statvfs(path.parent)
+        free = room.f_bavail * room.f_frsize
+        need, has = size / 2**20, free / 2**20
+        raise RingError(
+            f"{path} needs {need:.1f} MiB, its file system has {has:.1f} MiB free",
+            hint=f"container: --shm-size={int(need) + 64}m or more; or make the rings shorter",
+        ) from None
+
+
+def _check_file(fd: int, path: Path) -> int:
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        raise RingError(f"{path} is not a regular file")
+    if facts.st_uid != os.geteuid():
+        raise RingError(f"{path} belongs to user {facts.st_uid}", hint="run as that user")
+    if facts.st_mode & 0o077:
+        raise RingError(f"{path} is open to others", hint=f"chmod 600 {path}")
+    if not META_OFFSET <= facts.st_size <= MAX_RING_BYTES:
+        raise RingError(f"{path} is no ring: {facts.st_size} bytes")
+    return facts.st_size
+
+
+def _check_header(path: Path, header: Any, size: int) -> None:
+    if bytes(header["magic"]) != RING_MAGIC or int(header["state"]) == STATE_MAKING:
+        raise RingError(
+            f"{path} is no ring, or its owner is still making it", hint="try again in a moment"
+        )
+    if int(header["layout_version"]) != LAYOUT_VERSION:
+        raise SchemaMismatch(
+            f"{path} has words of layout {int(header['layout_version'])}, "
+            f"this megatrace reads layout {LAYOUT_VERSION}",
+            hint="use one megatrace in the traced process and in the recorder",
+        )
+    fields = ("blocks", "warps", "lines", "layers", "host_capacity")
+    blocks, warps, lines, layers, host = (int(header[name]) for name in fields)
+    expected = _places(int(header["meta_bytes"]), blocks * warps, lines, layers, host)
+    places = ("lines_offset", "sums_offset", "host_offset", "total_bytes")
+    found = _Places(*[int(header[name]) for name in places])
+    if lines & (lines - 1) or host & (host - 1) or found != expected or found.total != size:
+        raise RingError(f"{path} is damaged: its sizes disagree", hint="megatrace sessions --prune")
+
+
+def _map_control(fd: int, memory: mmap.mmap, *, writable: bool) -> memoryview:
+    if not writable:
+        return memoryview(memory)[CONTROL_OFFSET:META_OFFSET]
+    begin = CONTROL_OFFSET // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    page = mmap.mmap(fd, META_OFFSET - begin, offset=begin)
+    return memoryview(page)[CONTROL_OFFSET - begin :]
+
+
+def _parse_meta(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(text or b"{}")
+    except (ValueError, RecursionError):
+        meta = None
+    if not isinstance(meta, dict):
+        raise RingError(f"{path} is damaged: its meta is no JSON object")
+    return meta

@@ -1,0 +1,104 @@
+"""Readers of the two small parts of a ring file: sums and host records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrace.ring.file import RingFile
+from megatrace.schema.layout import COUNT_BITS, COUNTERS, HOST_RECORD
+
+_MAX_RECORDS = 1 << 14
+
+
+class CounterReader:
+    """Samples the running sums and unrolls them; one slot is a layer and a warp ring.
+
+    The sums wrap: sample at least once in the time a warp can stall 2**40 cycles.
+    """
+
+    def __init__(self, ring: RingFile) -> None:
+        """Count from here on as if all sums were 0 when the ring was made."""
+        self._live = ring.sums
+        layers, _, rings = ring.sums.shape
+        self._before = np.zeros(ring.sums.shape, np.uint64)
+        self._total = np.zeros((layers, rings), COUNTERS)
+        self._told = np.zeros(layers * rings, np.uint32)
+
+    def snapshot(self) -> NDArray[Any]:
+        """COUNTERS ``(layers, rings)``: totals since the ring was made, the caller's own."""
+        self._sample()
+        return self._total.copy()
+
+    def changed(self) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+        """Slots ``layer * rings + ring`` that moved since the last call, and their COUNTERS."""
+        self._sample()
+        total = self._total.reshape(-1)
+        slots = np.nonzero(total["seq"] != self._told)[0]
+        self._told[slots] = total["seq"][slots]
+        return slots.astype(np.uint32), total[slots]
+
+    def _sample(self) -> None:
+        now = self._live.copy()  # each sum is one aligned word: whole as it is
+        more = (now - self._before).swapaxes(1, 2)
+        self._before = now
+        self._total["cycles"] += more >> np.uint64(COUNT_BITS)
+        self._total["count"] += (more & np.uint64((1 << COUNT_BITS) - 1)).astype(np.uint32)
+        self._total["seq"] += more.any(axis=2)
+
+
+class HostReader:
+    """Drains the host records of one ring file.
+
+    Attributes:
+        read: records handed on.
+        lost: records overwritten before they could be.
+    """
+
+    def __init__(self, ring: RingFile, *, first: int = 1) -> None:
+        """Begin at record number ``first``."""
+        self._live = ring.host
+        self._next = first
+        self.read = 0
+        self.lost = 0
+
+    def drain(self, max_records: int = _MAX_RECORDS) -> NDArray[Any]:
+        """HOST_RECORD ``(n,)``: new records in order, the caller's own; call until empty."""
+        capacity = self._live.size
+        if not capacity:
+            return np.zeros(0, HOST_RECORD)
+        self._skip_overwritten(capacity)
+        numbers = self._next + np.arange(min(capacity, max_records))
+        places = (numbers - 1) % capacity
+        want = numbers.astype(np.uint32)
+        good = self._whole(places, want)
+        count = good.size if good.all() else int(good.argmin())
+        records = self._live[places[:count]]
+        kept = self._whole(places[:count], want[:count])
+        self._next += count
+        self.read += int(kept.sum())
+        self.lost += int((~kept).sum())
+        return records if kept.all() else records[kept]
+
+    def _whole(self, places: NDArray[np.int64], want: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        whole: NDArray[np.bool_] = self._live["number_end"][places] == want
+        whole &= self._live["number"][places] == want
+        return whole
+
+    def _skip_overwritten(self, capacity: int) -> None:
+        place = (self._next - 1) % capacity
+        lead = _signed(int(self._live["number"][place]), self._next)
+        if lead <= 0 or lead % capacity:
+            return
+        numbers = self._live["number"].copy()
+        leads = (numbers - np.uint32(self._next & 0xFFFFFFFF)).view(np.int32).astype(np.int64)
+        sound = (numbers != 0) & ((self._next + leads - 1) % capacity == np.arange(capacity))
+        oldest = int(leads[sound].max(initial=lead)) - capacity + 1
+        self._next += oldest
+        self.lost += oldest
+
+
+def _signed(found: int, want: int) -> int:
+    return ((found - want + (1 << 31)) & 0xFFFFFFFF) - (1 << 31) if found else -1

@@ -1,0 +1,1 @@
+"""megatrace inside SGLang: every step as host spans, the capture window, what attached."""

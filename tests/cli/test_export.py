@@ -1,0 +1,143 @@
+"""``megatrace export``: the suffix says the format, and what is left out is said."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from megatrace.capture.reader import open_capture
+from megatrace.cli import export as verb
+from tests.collect.helpers import megatrace
+
+
+def export(capture: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return megatrace("export", capture, "-o", output, *options)
+
+
+def steps_in(path: Path) -> set[int]:
+    with path.open(newline="") as file:
+        return {int(row["step"]) for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", ["run.pftrace", "run.pftrace.gz"])
+def test_a_trace_is_one_step_and_says_so(recorded: Path, tmp_path: Path, name: str) -> None:
+    output = tmp_path / name
+    done = export(recorded, output)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"megatrace: wrote {output}: ")
+    assert "left out: 39 of 40 steps" in done.stderr
+    raw = output.read_bytes()
+    assert (gzip.decompress(raw) if name.endswith(".gz") else raw)[:1] == b"\x0a"
+
+
+def test_all_steps_are_more_than_one(recorded: Path, tmp_path: Path) -> None:
+    one, every = tmp_path / "one.pftrace", tmp_path / "all.pftrace"
+    assert export(recorded, one).returncode == 0
+    done = export(recorded, every, "--all")
+    assert "left out" not in done.stderr
+    assert every.stat().st_size > 10 * one.stat().st_size
+
+
+def test_a_budget_cuts_whole_launches_and_says_so(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "run.pftrace", "--all", "--budget", "2000")
+    assert done.returncode == 0
+    assert "of 40 launches (budget of 2,000 slices)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (("--step", "7"), {7}),
+        (("--steps", "5:8"), {5, 6, 7}),
+        (("--steps", "5:+2"), {5, 6}),
+        (("--all",), set(range(1, 41))),
+    ],
+)
+def test_the_steps_asked_for_are_in_the_table(
+    recorded: Path, tmp_path: Path, options: tuple[str, ...], steps: set[int]
+) -> None:
+    output = tmp_path / "run.csv"
+    done = export(recorded, output, *options)
+    assert done.returncode == 0, done.stderr
+    assert steps_in(output) == steps
+
+
+def test_a_table_without_a_choice_is_one_step_too(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "run.csv")
+    assert len(steps_in(tmp_path / "run.csv")) == 1
+    assert "left out: all but step" in done.stderr
+
+
+def test_parquet_has_the_table_asked_for(recorded: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.parquet"
+    assert export(recorded, output, "--table", "launches", "--all").returncode == 0
+    assert pyarrow.parquet.read_table(output).num_rows == 40 * 16
+
+
+def test_a_step_without_a_timeline_is_one_clear_error(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "run.csv", "--step", "999")
+    assert done.returncode == 2
+    assert "no timeline of step 999" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--step", "1", "--all"), ("--steps", "1:2", "--step", "1"), ("--steps", "0:99999999")],
+)
+def test_a_wrong_choice_of_steps_is_a_usage_error(
+    recorded: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = export(recorded, tmp_path / "run.csv", *options)
+    assert done.returncode == 2
+    assert done.stderr.count("megatrace: error: ") == 1
+
+
+def test_an_unknown_suffix_names_those_there_are(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "run.json")
+    assert done.returncode == 2
+    assert ".pftrace.gz" in done.stderr
+    assert ".parquet" in done.stderr
+
+
+def test_existing_output_is_refused_before_the_capture_is_read(tmp_path: Path) -> None:
+    output = tmp_path / "run.csv"
+    output.write_text("old")
+    done = export(tmp_path / "none.mtr", output)
+    assert "--force" in done.stderr
+    assert output.read_text() == "old"
+
+
+def test_force_overwrites(recorded: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.csv"
+    output.write_text("old")
+    assert export(recorded, output, "--force").returncode == 0
+    assert len(steps_in(output)) == 1
+
+
+def test_an_incomplete_capture_is_exported_and_said(cut: Path, tmp_path: Path) -> None:
+    done = export(cut, tmp_path / "run.pftrace")
+    assert done.returncode == 0, done.stderr
+    assert "is incomplete" in done.stderr
+    assert export(cut, tmp_path / "again.pftrace", "--strict").returncode == 3
+
+
+def test_the_step_of_a_large_capture_is_one_that_it_has(recorded: Path) -> None:
+    with open_capture(recorded) as capture:
+        chosen = verb._typical_step(capture)
+    assert chosen is not None
+    assert len(chosen) == 1
+    assert 1 <= chosen[0] <= 40
+
+
+@pytest.mark.usefixtures("plain_terminal")
+def test_progress_to_no_terminal_has_no_escape_codes(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "run.pftrace", "--all")
+    assert "\x1b" not in done.stderr
+    assert "\r" not in done.stderr

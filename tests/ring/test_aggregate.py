@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatrace.errors import RingError, SchemaMismatch
+from megatrace.ring.aggregate import PAGE_NAME, RANK_ROW, AggregatePage
+from tests.ring.processes import python
+
+ROLES = ("load", "math", "größe")
+
+
+def publish(page: AggregatePage, value: int) -> None:
+    rows = np.zeros(page.shape[0], RANK_ROW)
+    rows["step"] = value
+    sums = np.full(page.shape, value, np.uint64)
+    page.publish(ranks=rows, cycles=sums, count=sums, file_bytes=value, clock_error_ns=value)
+
+
+def test_viewers_read_what_the_recorder_published(tmp_path: Path) -> None:
+    page = AggregatePage.create(tmp_path, ranks=2, layers=5, roles=ROLES)
+    viewers = [AggregatePage.attach(tmp_path) for _ in range(3)]
+    publish(page, 7)
+    for viewer in viewers:
+        seen = viewer.read()
+        assert seen.roles == ROLES
+        assert seen.cycles.shape == (2, 5, 3, 4)
+        assert (seen.cycles == 7).all()
+        assert (seen.count == 7).all()
+        assert seen.ranks["step"].tolist() == [7, 7]
+        assert (seen.file_bytes, seen.clock_error_ns) == (7, 7.0)
+        assert seen.updated_ns >= seen.started_ns > 0
+        viewer.close()
+    page.close()
+
+
+def test_a_clock_error_nobody_knows_is_nan(tmp_path: Path) -> None:
+    page = AggregatePage.create(tmp_path, ranks=1, layers=1, roles=())
+    assert math.isnan(page.read().clock_error_ns)
+    page.close()
+
+
+def test_the_page_is_for_its_user_alone(tmp_path: Path) -> None:
+    AggregatePage.create(tmp_path, ranks=1, layers=1, roles=ROLES).close()
+    page = tmp_path / PAGE_NAME
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    page.chmod(0o644)
+    with pytest.raises(RingError, match="no aggregate page of this user"):
+        AggregatePage.attach(tmp_path)
+
+
+def test_a_page_of_another_shape_replaces_the_old_and_says_so(tmp_path: Path) -> None:
+    old = AggregatePage.create(tmp_path, ranks=1, layers=1, roles=ROLES)
+    viewer = AggregatePage.attach(tmp_path)
+    publish(old, 3)
+    assert not viewer.replaced
+    new = AggregatePage.create(tmp_path, ranks=4, layers=2, roles=ROLES)
+    assert viewer.replaced
+    assert (viewer.read().count == 3).all()
+    assert AggregatePage.attach(tmp_path).shape == (4, 2, 3, 4)
+    assert [path.name for path in tmp_path.iterdir()] == [PAGE_NAME]
+    new.close()
+
+
+def test_without_a_page_there_is_an_error_with_a_next_step(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match="no aggregate page") as caught:
+        AggregatePage.attach(tmp_path)
+    assert caught.value.hint
+
+
+def test_another_version_is_a_mismatch(tmp_path: Path) -> None:
+    AggregatePage.create(tmp_path, ranks=1, layers=1, roles=ROLES).close()
+    data = bytearray((tmp_path / PAGE_NAME).read_bytes())
+    data[8] = 9
+    (tmp_path / PAGE_NAME).write_bytes(data)
+    with pytest.raises(SchemaMismatch, match="version 9"):
+        AggregatePage.attach(tmp_path)
+
+
+def test_a_damaged_page_is_refused_or_read_never_more(tmp_path: Path) -> None:
+    AggregatePage.create(tmp_path, ranks=1, layers=1, roles=ROLES).close()
+    path = tmp_path / PAGE_NAME
+    data = path.read_bytes()
+    for at in range(160):
+        for bit in (0, 5, 7):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+            try:
+                page = AggregatePage.attach(tmp_path)
+            except (RingError, SchemaMismatch):
+                continue
+            if not int(page._header["seq"]) % 2:
+                page.read()
+            page.close()
+    for size in range(0, len(data), 101):
+        path.write_bytes(data[:size])
+        with pytest.raises(RingError):
+            AggregatePage.attach(tmp_path)
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    from megatrace.ring.aggregate import RANK_ROW, AggregatePage
+    page = AggregatePage.create(Path(sys.argv[1]), ranks=2, layers=64, roles=["a", "b", "c"])
+    print("ready", flush=True)
+    for n in range(1, 3001):
+        rows = np.zeros(2, RANK_ROW)
+        rows["step"] = n
+        sums = np.full(page.shape, n, np.uint64)
+        page.publish(ranks=rows, cycles=sums, count=sums, file_bytes=n)
+"""
+
+
+def test_no_half_of_an_update_is_seen_while_another_process_writes(tmp_path: Path) -> None:
+    with python(WRITER, tmp_path):
+        page = AggregatePage.attach(tmp_path)
+        seen = 0
+        while seen < 3000:
+            now = page.read(timeout_s=5)
+            assert (now.cycles == now.file_bytes).all()
+            assert (now.count == now.file_bytes).all()
+            assert (now.ranks["step"] == now.file_bytes).all()
+            seen = now.file_bytes
+        page.close()
+
+
+def test_a_recorder_killed_in_mid_write_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    page = AggregatePage.create(tmp_path, ranks=1, layers=1, roles=ROLES)
+    page._header["seq"] = 5
+    with pytest.raises(RingError, match="half written"):
+        page.read(timeout_s=0)
+    publish(page, 1)
+    assert page.read().file_bytes == 1
+    page.close()
