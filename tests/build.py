@@ -183,6 +183,8 @@ class Build:
     """CLOCK_MONOTONIC less globaltimer."""
     straddle: bool = False
     """Records may lie across two lines; the tracer's never do."""
+    slow: bool = False
+    """An epoch follows every record, as in the host build."""
 
     def __post_init__(self) -> None:
         self._warps = [Warp() for _ in range(self.rings)]
@@ -219,11 +221,10 @@ class Build:
         for rec in sorted(launch.records, key=lambda r: r.order):
             words += [record_word(rec.code, rec.t), *map(arg_word, rec.args)]
             event = next((e for e in self.table if e.id == rec.code), None)
-            if event is not None and event.kind in (Kind.STALL, Kind.WAIT):
-                if rec.args and rec.args[0] >= LONG_STALL:
-                    words.append(record_word(3, rec.order >> TIME_BITS))
-            elif rec.code == 4:
-                words.append(record_word(3, rec.t >> TIME_BITS))
+            waits = event is not None and event.kind in (Kind.STALL, Kind.WAIT)
+            long = waits and bool(rec.args) and rec.args[0] >= LONG_STALL
+            if long or self.slow or rec.code == 4:
+                words.append(record_word(3, rec.order >> TIME_BITS))
         if launch.end_ns is not None:
             end = self.clock(sm, launch.end_ns)
             words += [record_word(2, end - t0), arg_word(end)]

@@ -33,6 +33,11 @@ MEGATRACE_DEVICE uint32_t lane_id() { return machine().lane().index; }
 MEGATRACE_DEVICE uint32_t sm_id() { return machine().block().sm; }
 MEGATRACE_DEVICE uint64_t clock64() { return machine().op(host::OpKind::clock, nullptr); }
 MEGATRACE_DEVICE uint64_t globaltimer() { return machine().op(host::OpKind::timer, nullptr); }
+MEGATRACE_DEVICE void read_clocks(uint64_t& ns, uint64_t& cycles) {
+  ns = globaltimer();
+  cycles = host::sm_clock(machine().block().sm, ns);
+}
+constexpr bool kSlow = true;
 
 MEGATRACE_DEVICE uint32_t opaque(uint32_t value) { return value; }
 

@@ -13,27 +13,31 @@ class Decision:
     """Turns a Control and a step id into the level of that step.
 
     A burst begins with the first step that sees it and counts down; a window outranks the
-    cadence; an open capture window (``window_open``) records every step.
+    cadence; the recorder's limit keeps the ring from overrunning; an open capture window (``window_open``) records every step.
     """
 
     _burst_seq: int = 0
     _burst_left: int = 0
 
-    def level(self, control: Control, step: int, *, window_open: bool = False) -> int:
-        """The level (LEVEL_*) of ``step``."""
+    def level(
+        self, control: Control, step: int, *, begun: int = 0, window_open: bool = False
+    ) -> int:
+        """The level (LEVEL_*) of ``step``, after ``begun`` timeline steps."""
         if control.level < LEVEL_TIMELINE:
             return control.level
         if control.burst and control.seq != self._burst_seq:
             self._burst_left = control.burst
         self._burst_seq = control.seq
-        if window_open or self._wanted(control, step):
+        if window_open or self._wanted(control, step, begun):
             return LEVEL_TIMELINE
         return LEVEL_TIMELINE - 1
 
-    def _wanted(self, control: Control, step: int) -> bool:
+    def _wanted(self, control: Control, step: int, begun: int) -> bool:
         if self._burst_left:
             self._burst_left -= 1
             return True
         if control.window_end and not control.window_begin <= step < control.window_end:
+            return False
+        if control.timeline_limit and begun >= control.timeline_limit:
             return False
         return control.every_n > 0 and step % control.every_n == 0

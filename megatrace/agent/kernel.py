@@ -38,6 +38,7 @@ from megatrace.schema.layout import CONTROL_SOME_SMS, LEVEL_OFF
 _CLOCK_SAMPLE = next(event.id for event in HOST if event.name == "clock_sample")
 _TICK_S = 0.25
 _CLOCK_S = 1.0
+_ADOPT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class KernelAgent:
         self._hooked = False
         self._stop = threading.Event()
         self._sample_clock()
+        self._wait_for_recorder()
         self.begin_step(0, hooked=False)
         self._thread = threading.Thread(target=self._tend, name="megatrace-agent", daemon=True)
         self._thread.start()
@@ -128,7 +130,9 @@ class KernelAgent:
         self._step = self._step + hooked if step is None else step
         control = read_control(self._ring)
         ack = read_ack(self._ring)
-        level = self._decision.level(control, self._step, window_open=bool(ack.window_open))
+        level = self._decision.level(
+            control, self._step, begun=self._timeline_steps, window_open=bool(ack.window_open)
+        )
         self._timeline_steps += level > 1 and hooked
         if control.sm_mask != self._sms:
             self._sms = control.sm_mask
@@ -177,6 +181,12 @@ class KernelAgent:
         """Close."""
         self.close()
 
+    def _wait_for_recorder(self) -> None:
+        """Give it a moment to find the ring, so that the first step is recorded too."""
+        give_up = time.monotonic() + _ADOPT_S
+        while read_control(self._ring).seq == 0 and time.monotonic() < give_up:
+            time.sleep(0.005)
+
     def _tend(self) -> None:
         """Sums home, clock samples, and for hosts that say no steps: the recorder's wishes."""
         clock_due = time.monotonic() + _CLOCK_S
@@ -191,7 +201,7 @@ class KernelAgent:
     def _sample_clock(self) -> None:
         if self._probe is None:
             now = time.monotonic_ns()
-            self._host.append(_CLOCK_SAMPLE, now, time.monotonic_ns(), self._step_id, (now,))
+            self._host.append(_CLOCK_SAMPLE, now, time.monotonic_ns(), self._step, (now,))
             return
         sample = self._probe.sample()
         if sample is not None:
@@ -199,13 +209,9 @@ class KernelAgent:
                 _CLOCK_SAMPLE,
                 sample.before_ns,
                 sample.after_ns,
-                self._step_id,
+                self._step,
                 (sample.globaltimer_ns,),
             )
-
-    @property
-    def _step_id(self) -> int:
-        return self._step
 
 
 class IdleAgent:

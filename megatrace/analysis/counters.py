@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrace.analysis.lines import I8
-from megatrace.capture.reader import Capture
+from megatrace.capture.reader import CounterSamples
 from megatrace.schema.layout import CAUSE_SLOTS
 
 
@@ -23,7 +23,9 @@ class CounterSums:
     samples: int
 
 
-def counter_sums(capture: Capture, rank: int, rings: int, roles: tuple[str, ...]) -> CounterSums:
+def counter_sums(
+    samples: CounterSamples, rank: int, rings: int, roles: tuple[str, ...]
+) -> CounterSums:
     """Add up the last sample of every (layer, warp) of ``rank``, by role.
 
     ``roles`` names the role of each warp of a block; equal names are one role, in the
@@ -31,7 +33,6 @@ def counter_sums(capture: Capture, rank: int, rings: int, roles: tuple[str, ...]
     """
     names = role_names(roles)
     role_of_warp = np.array([names.index(r) for r in roles])
-    samples = capture.counters()
     mine = np.flatnonzero(samples.rank == rank)
     slots = samples.slot[mine]
     # The last of each slot in file order.

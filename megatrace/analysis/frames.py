@@ -64,6 +64,12 @@ _RECORD_TYPES = {
     "edge": "category", "slot": "int64", "begin_ns": "int64", "dur_ns": "int64",
 }  # fmt: skip
 
+_HOST_TYPES = {
+    "event": "str", "rank": "uint16", "step": "int64", "begin_ns": "int64", "end_ns": "int64",
+    "host_begin_ns": "int64", "host_end_ns": "int64",
+    **dict.fromkeys(_STEP_COLUMNS, "int64"), "text": "str",
+}  # fmt: skip
+
 
 def record_columns(
     rank: Rank, records: Records, launch: Rows, row_of_launch: I8, width: int
@@ -217,5 +223,6 @@ def host_frame(capture: Capture, ranks: list[Rank]) -> pd.DataFrame:
             for t, n in zip(rows["text"], rows["text_bytes"], strict=True)
         ]
         parts.append(pd.DataFrame(columns))
-    frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    return frame
+    if not parts:
+        return _empty(_HOST_TYPES)
+    return pd.concat(parts, ignore_index=True)

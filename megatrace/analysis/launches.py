@@ -36,6 +36,8 @@ from megatrace.schema.layout import (
 )
 
 SM_MASK = HEADER_EDGE - 1
+MAX_RINGS = 1 << 20
+"""Of a rank whose ring facts are gone: a damaged ring number must not size an array."""
 _SLACK_CYCLES = 256
 """A closing's time field and its clock are one read; this much apart they are not."""
 
@@ -108,6 +110,8 @@ class Scan:
     launches: Launches
     segments: Segments
     loss: RingLoss
+    strange: int
+    """Lines of rings that the rank does not have; nothing else counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,10 @@ def scan(source: LineSource, *, capacity: int = 0, rings: int | None = None) -> 
         rings: number of rings; from the lines where None.
     """
     heads = look(source, capacity)
-    ring_count = int(source.ring.max(initial=0)) + 1 if rings is None else rings
-    known = heads.sound & (source.ring < ring_count)
+    if rings is None:
+        rings = min(int(source.ring.max(initial=0)) + 1, MAX_RINGS)
+    inside = source.ring < rings
+    known = heads.sound & inside
     where, repeats = _in_order(source, heads, np.flatnonzero(known))
     ring, number = source.ring[where].astype(np.int32), source.number[where].astype(np.int64)
     words, head = heads.words[where], heads.head[where]
@@ -146,16 +152,16 @@ def scan(source: LineSource, *, capacity: int = 0, rings: int | None = None) -> 
     words_before = np.full(len(first), -1, np.int64)
     words_before[seg_head] = _arg(fields, 8)
     loss = account(
-        rings=ring_count,
-        seen=np.bincount(ring, minlength=ring_count),
-        torn=np.bincount(source.ring[~known & (source.ring < ring_count)], minlength=ring_count),
-        repeated=np.bincount(source.ring[repeats], minlength=ring_count),
+        rings=rings,
+        seen=np.bincount(ring, minlength=rings),
+        torn=np.bincount(source.ring[inside & ~known], minlength=rings),
+        repeated=np.bincount(source.ring[repeats], minlength=rings),
         segments=segments,
         seg_words=seg_words,
         words_before=words_before,
         words_after=np.where(ends.found, ends.words, -1),
     )
-    return Scan(where, words, launches, segments, loss)
+    return Scan(where, words, launches, segments, loss, int((~inside).sum()))
 
 
 def _in_order(source: LineSource, heads: Heads, rows: Rows) -> tuple[Rows, Rows]:

@@ -110,6 +110,8 @@ def load_rank(capture: Capture, rank: int, table: EventTable) -> Rank:
     source = CaptureLines.of(capture, rank)
     found = scan(source, capacity=facts.lines, rings=facts.rings or None)
     problems: list[str] = []
+    if found.strange:
+        problems.append(f"rank {rank}: {found.strange} lines of rings that it does not have")
     host: HostClock | None = None
     try:
         host = _host_clock(capture, rank)

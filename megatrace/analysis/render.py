@@ -126,7 +126,7 @@ def _stall_cells(row: StallRow) -> tuple[str, ...]:
 def _events(report: Report, top: int) -> str:
     if not report.events:
         return ""
-    rows = sorted(report.events, key=lambda r: -r.total_us)
+    rows = sorted(report.events, key=lambda r: -round(r.total_us, 3))
     shown = rows[:top]
     head = (
         "kernel", "role", "event", "layer", "kind", "count", "total us", "median us", "p95 us",
@@ -154,8 +154,7 @@ def _prefetches(report: Report) -> str:
     if not report.prefetches:
         return ""
     head = (
-        "kernel", "edge", "count", "late", "late median us", "late p95 us", "early",
-        "early by at most us", "not seen used",
+        "kernel", "edge", "count", "late", "median us", "p95 us", "early", "at most us", "unseen",
     )  # fmt: skip
     body = [
         (
@@ -165,7 +164,8 @@ def _prefetches(report: Report) -> str:
         )
         for row in report.prefetches
     ]  # fmt: skip
-    return f"Prefetches: late is exact, early an upper bound (median)\n{table(head, body, left=2)}"
+    title = "Prefetches: late by exactly, early by at most (median), no use seen"
+    return f"{title}\n{table(head, body, left=2)}"
 
 
 def _hangs(report: Report) -> str:

@@ -23,7 +23,7 @@ from megatrace.analysis.report import (
     StepsSeen,
 )
 from megatrace.analysis.words import Malformed
-from megatrace.capture.reader import Capture
+from megatrace.capture.reader import Capture, CounterSamples
 from megatrace.schema import CAUSES, HOST
 from megatrace.schema.layout import (
     CLOSING_WORDS,
@@ -102,7 +102,9 @@ def event_rows(sums: list[Sums], ranks: list[Rank], shared: Gathered) -> tuple[E
                 min(1.0, float(total[n] / warp_ns[n])) if warp_ns[n] else 0.0,
             )
         )  # fmt: skip
-    return tuple(sorted(out, key=lambda r: (r.kernel, r.layer, r.role, -r.total_us, r.event)))
+    return tuple(
+        sorted(out, key=lambda r: (r.kernel, r.layer, r.role, -round(r.total_us, 3), r.event))
+    )
 
 
 def warp_time(rank: Rank, sums: Sums) -> F8:
@@ -114,7 +116,7 @@ def warp_time(rank: Rank, sums: Sums) -> F8:
     return np.bincount(sums.codes.launch_code[done], spent, sums.codes.groups).astype(np.float64)
 
 
-def stall_rows(capture: Capture, rank: Rank, sums: Sums) -> list[StallRow]:
+def stall_rows(samples: CounterSamples, rank: Rank, sums: Sums) -> list[StallRow]:
     """By role and cause: what records say, then what the counters say."""
     out: list[StallRow] = []
     roles = sums.codes.roles
@@ -133,7 +135,7 @@ def stall_rows(capture: Capture, rank: Rank, sums: Sums) -> list[StallRow]:
                         rank.rank, name, cause, "records", many, spent * _US, None, float(share)
                     )
                 )
-    counted = counter_sums(capture, rank.rank, rank.facts.rings, rank.roles)
+    counted = counter_sums(samples, rank.rank, rank.facts.rings, rank.roles)
     rate = rank.clock.ns_per_cycle if rank.clock else None
     for role, name in enumerate(roles):
         all_cycles = int(counted.cycles[role].sum())
@@ -191,15 +193,15 @@ def loss_row(rank: Rank, capture: Capture, malformed: Malformed, uncertain: int)
     )
 
 
-def overhead_row(capture: Capture, rank: Rank, records: int) -> OverheadRow:
+def overhead_row(samples: CounterSamples, rank: Rank, records: int) -> OverheadRow:
     """How much one rank wrote."""
     loss, launches = rank.scan.loss, rank.scan.launches
     words = _total(loss.words_seen)
     lines = _total(loss.lines_seen)
     header = HEADER_WORDS * len(launches) + CLOSING_WORDS * int(launches.complete.sum())
-    samples = int((capture.counters().rank == rank.rank).sum())
+    sampled = int((samples.rank == rank.rank).sum())
     share = 4 * (words - header) / (LINE_BYTES * lines) if lines else 0.0
-    return OverheadRow(rank.rank, records, words, LINE_BYTES * lines, header, share, samples)
+    return OverheadRow(rank.rank, records, words, LINE_BYTES * lines, header, share, sampled)
 
 
 def clock_row(rank: Rank) -> ClockRow:

@@ -27,7 +27,7 @@ from megatrace.analysis.spans import pair
 from megatrace.analysis.stats import RELATIVE_ERROR
 from megatrace.analysis.tables import SPAN
 from megatrace.analysis.words import Malformed, Records, decode_chunk
-from megatrace.capture.reader import Capture
+from megatrace.capture.reader import Capture, CounterSamples
 from megatrace.schema import EventTable
 
 MAX_HANGS = 1000
@@ -160,18 +160,19 @@ def summarise(capture: Capture) -> Report:
         launch_times(part.rank, part.sums, shared)
         part.run()
         parts.append(part)
-    return _report(capture, parts, shared)
+    return _report(capture, capture.counters(), parts, shared)
 
 
 def ranks_of(capture: Capture) -> list[int]:
-    """Ranks that wrote lines, counters or a ring's facts, sorted."""
+    """Ranks that have a ring for kernels, or lines, sorted."""
     seen = {number for number, facts in capture.rings.items() if facts.traced}
     seen.update(np.unique(capture.line_index().rank).tolist())
-    seen.update(np.unique(capture.counters().rank).tolist())
     return sorted(seen)
 
 
-def _report(capture: Capture, parts: list[RankSums], shared: Gathered) -> Report:
+def _report(
+    capture: Capture, samples: CounterSamples, parts: list[RankSums], shared: Gathered
+) -> Report:
     ranks = [part.rank for part in parts]
     exact = shared.durations.exact and shared.walls.durations.exact
     devices = sorted({device_name(rank.facts.device) for rank in ranks})
@@ -188,11 +189,11 @@ def _report(capture: Capture, parts: list[RankSums], shared: Gathered) -> Report
         steps=steps_of(capture, ranks),
         kernels=kernel_rows(shared),
         events=event_rows([part.sums for part in parts], ranks, shared),
-        stalls=tuple(row for part in parts for row in stall_rows(capture, part.rank, part.sums)),
+        stalls=tuple(row for part in parts for row in stall_rows(samples, part.rank, part.sums)),
         prefetches=prefetch_rows(shared, ranks),
         hangs=tuple(row for part in parts for row in part.hangs),
         loss=tuple(loss),
-        overhead=tuple(overhead_row(capture, p.rank, p.records) for p in parts),
+        overhead=tuple(overhead_row(samples, p.rank, p.records) for p in parts),
         clocks=tuple(clock_row(rank) for rank in ranks),
         quantiles_exact=exact,
         quantile_error=0.0 if exact else RELATIVE_ERROR,

@@ -1,9 +1,10 @@
 """From the lines of some launches to records, without a loop over records.
 
 A record's time is a running sum of differences modulo 2**23, each from the END of the
-record before: a stall may outlast the time field, its duration has 31 bits. A difference
-may be negative, for a wait that was written down late. Two things set the sum right: the
-start of a launch, and an epoch record.
+record before: a stall may outlast the time field, its duration has 31 bits. Where the
+2**23 values begin follows from who is asking: a warp writes a span or an instant when it
+happens, a wait perhaps later. Two things set the sum right: the start of a launch, and an
+epoch record.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from megatrace.analysis.lines import (
 from megatrace.analysis.tables import UNKNOWN, Lookup
 from megatrace.schema.layout import ARG_MASK, HEADER_WORDS, TIME_BITS, TIME_MASK
 
-_BACK = 3 << (TIME_BITS - 3)
-"""How far a record may begin before the end of the one written before it. A wait that is
-written down late goes back by its duration; from 2**21 on an epoch follows and corrects."""
+_BACK = 1 << 12
+"""How far a record may begin before the end of the one written before it."""
+_LATE = 1 << (TIME_BITS - 1)
+"""The same for a wait, which may be written down late."""
 _CARRY = TIME_MASK - (1 << 20)
 """Where the low bits of a time are above this, an epoch just after it may be one on."""
+_LAUNCH_SHIFT = 46
+"""Above every time: 23 bits of an epoch and the time field."""
 _FIRST_ARG_CODE = 256
 
 
@@ -127,14 +131,16 @@ def decode_chunk(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:
     if not keep.all():
         at, event, segment_of = at[keep], event[keep], segment_of[keep]
     launch = chunk.segment_launch.astype(np.int32)[segment_of]
-    t, dur, end_time = _times(words, at, event, launch, chunk.launches, lut)
-    uncertain = (span_clock >= 0) & (((end_time - span_clock) & ARG_MASK) != 0)
+    times = _times(words, at, event, launch, span_clock, lut)
+    # A silence before the closing is no matter where every record's time is told whole.
+    off = np.where(times.told, times.end > span_clock, (times.end - span_clock) & ARG_MASK != 0)
+    uncertain = (span_clock >= 0) & off
     user = event > TICK
     user |= event == HANG
     rows = np.flatnonzero(user)
     return Records(
         words, at[rows], event[rows], launch[rows], segment_of[rows].astype(np.int32),
-        t[rows], dur[rows], uncertain, malformed,
+        times.t[rows], times.dur[rows], uncertain, malformed,
     )  # fmt: skip
 
 
@@ -177,13 +183,26 @@ def _sort_out(
     return keep, Malformed(unknown, wrong, cut, misplaced, orphan)
 
 
-def _times(
-    words: U4, at: I4, event: Rows, launch: I4, launches: int, lut: Lookup
-) -> tuple[I8, I8, I8]:
-    """Begin (cycles since launch start) and duration of each record; [L] time of the closing."""
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Per record its begin and duration; per launch [L] the time of its closing, or -1.
+
+    ``told`` [L]: an epoch follows every record, so that no silence is too long.
+    """
+
+    t: I8
+    dur: I8
+    end: I8
+    told: Mask
+
+
+def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Lookup) -> _Times:
+    """When each record was, in cycles since launch start."""
+    launches = len(span_clock)
     low = (words[at] & np.uint32(TIME_MASK)).astype(np.int32)
     dur = np.zeros(len(at), np.int64)
-    blocked = np.flatnonzero(lut.blocks[event])
+    waits = lut.blocks[event]
+    blocked = np.flatnonzero(waits)
     dur[blocked] = words[at[blocked] + 1] & np.uint32(ARG_MASK)
     core = np.flatnonzero(event <= TICK)
     code = event[core]
@@ -192,18 +211,33 @@ def _times(
     low[hangs] = (low[hangs] - dur[hangs]) & TIME_MASK  # its time is the end of the wait so far
     low[core[code == HEADER]] = 0
     epochs = core[code == EPOCH]
-    timeless = core[(code == EPOCH) | (code == TICK)]
-    if len(timeless):
-        t = _with_epochs(low, dur, launch, words[at[epochs]] & TIME_MASK, epochs, timeless)
+    timed = np.ones(len(at), bool)
+    timed[core[(code == EPOCH) | (code == TICK)]] = False
+    told = np.zeros(launches, bool)
+    if timed.all():
+        t = _running(low, dur, waits, launch)
     else:
-        t = _running(low, dur, launch)
-    end_time = np.full(launches, -1, np.int64)
+        rows = np.flatnonzero(timed)
+        t = np.zeros(len(at), np.int64)
+        t[rows] = _running(low[rows], dur[rows], waits[rows], launch[rows])
+        before = np.searchsorted(rows, epochs) - 1
+        owner = rows[np.maximum(before, 0)]
+        ends = at[owner] + lut.args[event[owner]] + 1
+        follows = (before >= 0) & (launch[owner] == launch[epochs]) & (ends == at[epochs])
+        before, owner, epochs = before[follows], owner[follows], epochs[follows]
+        high = (words[at[epochs]] & np.uint32(TIME_MASK)).astype(np.int64)
+        late = waits[owner]
+        told[launch[owner[~late & (event[owner] != HANG)]]] = True
+        last = span_clock[launch[owner]]
+        turns = _turns(high, t[owner] + dur[owner], last, launch[owner], late, told)
+        t[rows] += _spread_turns(turns, before, launch[rows]) << TIME_BITS
+    end = np.full(launches, -1, np.int64)
     closings = core[code == CLOSING]
-    end_time[launch[closings]] = t[closings]
-    return t, dur, end_time
+    end[launch[closings]] = t[closings]
+    return _Times(t, dur, end, told)
 
 
-def _running(low: I4, dur: I8, launch: I4) -> I8:
+def _running(low: I4, dur: I8, wait: Mask, launch: I4) -> I8:
     """Sum the differences, from 0 at the first record (the header) of each launch."""
     if not len(low):
         return np.zeros(0, np.int64)
@@ -211,9 +245,10 @@ def _running(low: I4, dur: I8, launch: I4) -> I8:
     step[0] = 0
     apart = low[1:] - low[:-1]
     apart -= dur[:-1].astype(np.int32)  # modulo 2**23 is all that counts
-    apart += _BACK
+    back = np.where(wait[1:], np.int32(_LATE), np.int32(_BACK))
+    apart += back
     apart &= TIME_MASK
-    apart -= _BACK
+    apart -= back
     np.add(apart, dur[:-1], out=step[1:])
     first = np.flatnonzero(launch[1:] != launch[:-1]) + 1
     first = np.concatenate([[0], first])
@@ -225,28 +260,35 @@ def _running(low: I4, dur: I8, launch: I4) -> I8:
     return t
 
 
-def _with_epochs(low: I4, dur: I8, launch: I4, high: U4, epochs: Rows, timeless: Rows) -> I8:
-    """The same where epochs say the high part at the end of the record before them."""
-    timed = np.ones(len(low), bool)
-    timed[timeless] = False
-    rows = np.flatnonzero(timed)
-    t = np.zeros(len(low), np.int64)
-    t[rows] = _running(low[rows], dur[rows], launch[rows])
-    before = np.searchsorted(rows, epochs) - 1
-    has = (before >= 0) & (launch[rows[before]] == launch[epochs])
-    before, high = before[has], high[has]
-    owner = launch[rows[before]]
-    end = t[rows[before]] + dur[rows[before]]
-    turns = high.astype(np.int64) - (end >> TIME_BITS)
-    for i in np.flatnonzero((end & TIME_MASK) > _CARRY).tolist():
-        earlier = turns[i - 1] if i and owner[i] == owner[i - 1] else 0
+def _turns(high: I8, end: I8, last: I8, launch: I4, late: Mask, told: Mask) -> I8:
+    """By how many turns of the time field each record before an epoch is off.
+
+    An epoch is the high part of the time at which that record was written: of its end, or
+    where ``late`` (a wait) perhaps of a time after it. Records are written in order, so an
+    end is never after what was written later nor after ``last``, the closing; where nothing
+    exact follows, an epoch one turn ahead of a time just before the turn is no error.
+    """
+    exact = high << TIME_BITS | (end & TIME_MASK)
+    launch_bits = launch.astype(np.int64) << _LAUNCH_SHIFT
+    bound = np.where(late, high << TIME_BITS | TIME_MASK, exact)
+    bound = np.where(last >= high << TIME_BITS, np.minimum(bound, last), bound) + launch_bits
+    bound = np.minimum.accumulate(bound[::-1])[::-1] - launch_bits
+    turns = high - (end >> TIME_BITS)
+    turns -= np.where(late, np.maximum(exact - bound + TIME_MASK, 0) >> TIME_BITS, 0)
+    near = late & ~told[launch] & ((end & TIME_MASK) > _CARRY)
+    for i in np.flatnonzero(near).tolist():
+        earlier = turns[i - 1] if i and launch[i] == launch[i - 1] else 0
         turns[i] -= turns[i] == earlier + 1
-    # A correction starts at the record before its epoch, ends at the next or the launch's end.
-    change = np.zeros(len(rows) + 1, np.int64)
-    again = np.zeros(len(turns), np.int64)
-    again[1:] = np.where(owner[1:] == owner[:-1], turns[:-1], 0)
-    np.add.at(change, before, turns - again)
+    return turns
+
+
+def _spread_turns(turns: I8, row: Rows, launch: I4) -> I8:
+    """A correction holds from its record to that of the next, or to the launch's end."""
+    owner = launch[row]
+    change = np.zeros(len(launch) + 1, np.int64)
+    earlier = np.zeros(len(turns), np.int64)
+    earlier[1:] = np.where(owner[1:] == owner[:-1], turns[:-1], 0)
+    np.add.at(change, row, turns - earlier)
     final = np.append(owner[1:] != owner[:-1], True) if len(owner) else np.zeros(0, bool)
-    np.add.at(change, np.searchsorted(launch[rows], owner[final], side="right"), -turns[final])
-    t[rows] += np.cumsum(change[:-1]) << TIME_BITS
-    return t
+    np.add.at(change, np.searchsorted(launch, owner[final], side="right"), -turns[final])
+    return np.cumsum(change[:-1])

@@ -70,6 +70,7 @@ class CaptureWriter:
         self.part_path = self.path.with_name(self.path.name + part_suffix)
         self.failed = False
         self.lines_written = 0
+        self._schema = arrow_schema()
         self._force = force
         self._begun = False
         self._rows = dict.fromkeys(TableId, 0)
@@ -80,7 +81,7 @@ class CaptureWriter:
         try:
             self._sink = pa.OSFile(str(self.part_path), "wb")
             options = pa.ipc.IpcWriteOptions(compression=None)
-            self._stream = pa.ipc.new_stream(self._sink, arrow_schema(), options=options)
+            self._stream = pa.ipc.new_stream(self._sink, self._schema, options=options)
             self._good_bytes = self._sink.tell()
         except OSError as error:
             self._fail(error)
@@ -189,20 +190,16 @@ class CaptureWriter:
         After a failure the file keeps its ``.part`` name, for ``megatrace recover``.
         Raises RecordError where the end cannot be written.
         """
-        self.flush()
-        counts = {table.name.lower(): rows for table, rows in self._rows.items()}
-        self.write_meta("end", rows=counts, **totals)
         try:
+            self.flush()
+            counts = {table.name.lower(): rows for table, rows in self._rows.items()}
+            self.write_meta("end", rows=counts, **totals)
             if not self.failed:
-                self._stream.close()
-                self.sync()
-            if not self.failed:
-                self._rename()
-        except OSError as error:
-            self._fail(error)
-        path = self.part_path if self.failed else self.path
-        self._close()
-        return path
+                self._complete()
+        finally:
+            done = not self.failed
+            self._close()
+        return self.path if done else self.part_path
 
     def abandon(self) -> None:
         """Close without an end; the ``.part`` file stays."""
@@ -270,7 +267,7 @@ class CaptureWriter:
         ]
         arrays.append(_binary(pa.large_binary(), rows, offsets, data))
         arrays.append(_binary(pa.string(), rows, ends, utf8))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema())
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         try:
             self._stream.write_batch(batch, custom_metadata=crcs)
             self._good_bytes = self._sink.tell()
@@ -292,6 +289,14 @@ class CaptureWriter:
             f"cannot write {self.part_path}: {reason}; it ends after {self._good_bytes} bytes",
             hint=f"free some space, then: megatrace recover {self.part_path}",
         ) from None
+
+    def _complete(self) -> None:
+        try:
+            self._stream.close()
+            os.fsync(self._fd)
+            self._rename()
+        except OSError as error:
+            self._fail(error)
 
     def _rename(self) -> None:
         if not self._force and self.path.exists():

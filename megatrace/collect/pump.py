@@ -144,6 +144,7 @@ class Pump:
             self._sink.lines(source.rank, drained.ring, drained.lines)
             if self._steering is not None:
                 self._steering.meter.add(len(drained), time.perf_counter() - begin)
+                self._steering.extend(source, time.monotonic())
         host = source.drain_host()
         if host.records.size:
             self._sink.host(source.rank, host.records)

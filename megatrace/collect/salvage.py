@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import mmap
 import os
 import time
@@ -19,7 +20,6 @@ from megatrace.capture.scan import scan
 from megatrace.capture.writer import CaptureWriter
 from megatrace.collect.source import Source
 from megatrace.errors import CaptureError, RecordError, SessionError
-from megatrace.ring.locks import is_held
 from megatrace.ring.session import Session
 
 Keys = NDArray[np.uint64]
@@ -62,14 +62,12 @@ class _Left:
 def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salvage:
     """Rebuild ``part`` as ``out`` (:func:`default_output`); ``part`` stays as it is.
 
-    Raises CaptureError where it cannot be read or its recorder still runs, RecordError
-    where ``out`` exists or cannot be written.
+    Raises CaptureError where it cannot be read, RecordError where its recorder still runs
+    or ``out`` exists or cannot be written.
     """
     out = out or default_output(part)
     if not part.is_file():
         raise CaptureError(f"{part} is no file", hint="check the path")
-    if is_held(part):
-        raise CaptureError(f"{part} is still being recorded", hint="end that recording first")
     if out.exists() and not force:
         raise RecordError(f"{out} exists", hint="choose another -o, or overwrite it with --force")
     # Not under the name of ``out``: its .part is most often the file being read.
@@ -83,9 +81,8 @@ def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salv
             f"cannot write {out}: {error.strerror}", hint="choose another -o"
         ) from None
     finally:
-        for path in (copy, full):
-            path.unlink(missing_ok=True)
-            path.with_name(path.name + PART_SUFFIX).unlink(missing_ok=True)
+        for leftover in out.parent.glob(f".{glob.escape(out.name)}.{os.getpid()}.*"):
+            leftover.unlink()
     return Salvage(
         path=out,
         lines=recovery.lines + (left.lines if left else 0),
@@ -156,16 +153,11 @@ def _sources(session: Session, capture: Capture) -> list[Source]:
 
 def _copy_all(path: Path, writer: CaptureWriter) -> None:
     """Copy every batch but the end."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
-        view = memoryview(memory)
-        found = scan(view)
-        for batch, (begin, end) in zip(found.batches, found.frames, strict=True):
-            if batch.table is not TableId.META or batch.meta()["kind"] != "end":
-                frame = view[begin:end]
-                writer.copy_batch(batch, frame)
-                frame.release()
-        del found, batch
-        view.release()
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    for batch in scan(memoryview(memory)).batches:
+        if batch.table is not TableId.META or batch.meta()["kind"] != "end":
+            writer.copy_batch(batch)
 
 
 class _Remains:

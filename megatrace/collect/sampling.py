@@ -9,7 +9,7 @@ Counters run on every step; a timeline is kept on one step in N, per rank:
 3. N = ceil(full rate / budget), and at least 2N where lines were lost.
 4. N rises at once. It falls only to half, and only where half would still do.
 
-N starts at 1.
+N starts at 1. Beside it, :mod:`megatrace.collect.credit` keeps a ring from overrunning.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrace.collect.credit import Credit
 from megatrace.ring.drain import Drained, LineReader, LineStats
 from megatrace.ring.file import RingFile
 from megatrace.ring.host import Fact, FactAssembler
@@ -33,6 +34,7 @@ class Source:
         name: file name without ``.ring``.
         records: record words handed on so far, headers and closings included.
         facts: facts of the process by name, the latest of each.
+        credit: how many timeline steps its agent may begin.
         ended: its owner has gone and everything was taken.
     """
 
@@ -44,6 +46,7 @@ class Source:
         self.records = 0
         self.facts: dict[str, dict[str, Any]] = {}
         self.ended = False
+        self.credit = Credit(int(ring.header["lines"]))
         self._lines = LineReader(ring)
         self._counters = CounterReader(ring)
         self._host = HostReader(ring)
@@ -99,6 +102,7 @@ class Source:
         """New lines; ``final``: the writer has stopped, what is missing is lost."""
         drained = self._lines.drain(max_lines, final=final)
         self.records += count_records(drained.lines)
+        self.credit.feed(drained.ring, drained.lines)
         return drained
 
     def drain_host(self) -> Host:

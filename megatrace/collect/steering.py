@@ -61,7 +61,7 @@ class Steering:
         if source.traced:
             rank.ack = read_ack(source.ring)
         burst = self._options.burst if source.traced else 0
-        control = self._control(rank, burst)
+        control = self._control(rank, source, burst)
         seq = write_control(source.ring, control)
         self._pages[source.name] = _Page(
             replace(control, burst=0), seq if burst else 0, now_s + _BURST_PATIENCE_S
@@ -80,6 +80,14 @@ class Steering:
                 self._decide(rank, traced[number], acks[traced[number].name], len(traced), now_s)
         for source in living:
             self._update(source, acks[source.name], now_s)
+
+    def extend(self, source: Source, now_s: float) -> None:
+        """Let an agent go on as soon as its lines were drained, between two looks."""
+        page = self._pages.get(source.name)
+        if page is None or self._stopped or source.ended or page.burst_seq:
+            return
+        if source.credit.limit > page.control.timeline_limit > 0:
+            self._update(source, read_ack(source.ring), now_s)
 
     def stop(self, sources: Iterable[Source]) -> None:
         """Ask for nothing more: nobody reads on."""
@@ -116,12 +124,12 @@ class Steering:
             if ack.seq < page.burst_seq and now_s < page.burst_until_s:
                 return
             page.burst_seq = 0
-        control = self._control(self._ranks[source.rank])
+        control = self._control(self._ranks[source.rank], source)
         if control != page.control:
             write_control(source.ring, control)
             page.control = control
 
-    def _control(self, rank: _Rank, burst: int = 0) -> Control:
+    def _control(self, rank: _Rank, source: Source, burst: int = 0) -> Control:
         options = self._options
         return Control(
             level=options.level,
@@ -130,4 +138,5 @@ class Steering:
             window_begin=options.window[0],
             window_end=options.window[1],
             sm_mask=options.sm_mask,
+            timeline_limit=0 if options.every_n else source.credit.limit,
         )

@@ -12,7 +12,6 @@ fields stand beside their names below.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +42,7 @@ from megatrace.export.wire import (
     varint_size,
 )
 
-SEQUENCE_SLICES = 1 << 15
-"""About how many slices share a sequence: what sorts within the cache."""
-
+Buffer = bytes | memoryview
 _CLOCK = 64
 _VARINT, _FIXED64, _SIZED = 0, 1, 2
 _SEQUENCE_ID, _TRACK_EVENT, _SEQUENCE_FLAGS = 10, 11, 13
@@ -61,18 +58,7 @@ def track_uuid(track: int) -> int:
     return track + 1
 
 
-def sequences(slices: Slices) -> Iterator[Slices]:
-    """``slices``, in order, cut between tracks into what makes good sequences."""
-    begin = 0
-    total = len(slices)
-    while begin < total:
-        end = min(begin + SEQUENCE_SLICES, total)
-        end = int(np.searchsorted(slices.track, slices.track[end - 1], side="right"))
-        yield slices.between(begin, end)
-        begin = end
-
-
-def encode_sequence(sequence_id: int, slices: Slices, names: Names) -> list[bytes]:
+def encode_sequence(sequence_id: int, slices: Slices, names: Names) -> list[Buffer]:
     """The packets of one sequence, first those that set it up.
 
     Args:
@@ -86,11 +72,11 @@ def encode_sequence(sequence_id: int, slices: Slices, names: Names) -> list[byte
     delta = np.diff(time, prepend=time[0])
     cuts = [0, *np.flatnonzero(delta > MAX_DELTA).tolist(), len(time)]
     delta[cuts[:-1]] = 0
-    out = [_clock_packet(sequence_id, int(time[0])), interned.packet(sequence_id)]
+    out: list[Buffer] = [_clock_packet(sequence_id, int(time[0])), interned.packet(sequence_id)]
     for low, high in itertools.pairwise(cuts):
         if low:
             out.append(_clock_packet(sequence_id, int(time[low])))
-        out.append(join_packets(delta[low:high], tails, pick[low:high]).tobytes())
+        out.append(join_packets(delta[low:high], tails, pick[low:high]))
     return out
 
 
@@ -102,13 +88,18 @@ def _events(sequence_id: int, slices: Slices, interned: _Interned) -> tuple[I8, 
     label = np.take(interned.labels.place, slices.label)
     lasting = slices.dur_ns > 0
     # 0..width: the end of a slice; then two codes, begin and instant, a label.
-    code = track + width * (1 + 2 * label + ~lasting)
     ends = np.flatnonzero(lasting)
-    code = np.concatenate([track[ends], code])
-    codes = _Used.of(code)
-    pick = np.take(codes.place, code)
+    code = np.where(lasting, 1, 2)
+    code += label << 1
+    code *= width
+    code += track
+    pick = np.concatenate([track[ends], code])
+    codes = np.arange(width * (1 + 2 * len(interned.labels.values)))
+    if len(codes) > len(pick):
+        used = _Used.of(pick)
+        codes, pick = used.values, np.take(used.place, pick)
 
-    kind, on = np.divmod(codes.values, width)
+    kind, on = np.divmod(codes, width)
     tails = _tails(
         sequence_id,
         type_=np.where(kind == 0, _END, np.where(kind % 2 == 1, _BEGIN, _INSTANT)),
@@ -309,7 +300,7 @@ def _tails(
     for _, where, _ids in flows:
         size += where * 10
 
-    rows = Rows(len(track), 48 + 40 * len(annotations) + 12 * len(varints + flows + colours))
+    rows = Rows(len(track))
     rows.varint(tag(_SEQUENCE_ID, _VARINT))
     rows.varint(sequence_id)
     rows.varint(tag(_TRACK_EVENT, _SIZED))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megatrace.export.slices import I4, Slices
+from megatrace.export.slices import I4, Slices, sequences
 from megatrace.export.wire import I8, Mask
 
 MAX_DEPTH = 32
@@ -22,12 +22,16 @@ def lanes(slices: Slices) -> I4:
     goes to the first lane where it fits; all are 0 where a track nests by itself, at
     most ``MAX_DEPTH`` deep.
     """
-    end = slices.begin_ns + slices.dur_ns
     lane = np.zeros(len(slices), np.int32)
-    crossing = _crossing(slices.track, slices.begin_ns, end)
-    for track in np.unique(slices.track[crossing]):
-        low, high = np.searchsorted(slices.track, (track, track + 1))
-        lane[low:high] = _first_fit(slices.begin_ns[low:high].tolist(), end[low:high].tolist())
+    done = 0
+    for part in sequences(slices):
+        end = part.begin_ns + part.dur_ns
+        crossing = _crossing(part.track, part.begin_ns, end)
+        for track in np.unique(part.track[crossing]):
+            low, high = np.searchsorted(part.track, (track, track + 1))
+            fit = _first_fit(part.begin_ns[low:high].tolist(), end[low:high].tolist())
+            lane[done + low : done + high] = fit
+        done += len(part)
     return lane
 
 

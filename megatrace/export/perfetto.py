@@ -9,9 +9,10 @@ from pathlib import Path
 from megatrace.analysis import Trace
 from megatrace.errors import UsageError
 from megatrace.export.about import clock_texts, metadata_packet, steps_text
-from megatrace.export.encoder import encode_sequence, sequences
+from megatrace.export.encoder import Buffer, encode_sequence
 from megatrace.export.output import check_output, output_file
 from megatrace.export.picture import PerfettoOptions, Picture, draw
+from megatrace.export.slices import sequences
 
 SUFFIXES = (".pftrace", ".pftrace.gz")
 Progress = Callable[[int, int], None]
@@ -119,7 +120,7 @@ def export_perfetto(
     )
 
 
-def encoded(picture: Picture, progress: Progress | None = None) -> Iterator[bytes]:
+def encoded(picture: Picture, progress: Progress | None = None) -> Iterator[Buffer]:
     """The bytes of the file, in parts."""
     yield picture.tracks.descriptors()
     yield metadata_packet(picture.facts)

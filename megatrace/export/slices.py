@@ -8,6 +8,7 @@ sample of a counter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,10 @@ SAMPLE = 3
 """The value of a counter, not negative; such a row has no label."""
 FIRST_ARG = 4
 """Extras of this key and above are arguments: ``Names.args[key - FIRST_ARG]``."""
+
+
+SEQUENCE_SLICES = 1 << 15
+"""About how many slices share a sequence: what sorts within the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +170,14 @@ def in_order(slices: Slices) -> Slices:
     if bool(((track[1:] > track[:-1]) | same & later).all()):
         return slices
     return slices.take(np.lexsort((-end, begin, track)))
+
+
+def sequences(slices: Slices) -> Iterator[Slices]:
+    """``slices``, in order, cut between tracks into what makes good sequences."""
+    begin = 0
+    total = len(slices)
+    while begin < total:
+        end = min(begin + SEQUENCE_SLICES, total)
+        end = int(np.searchsorted(slices.track, slices.track[end - 1], side="right"))
+        yield slices.between(begin, end)
+        begin = end

@@ -26,6 +26,7 @@ _SEVEN = np.uint64(7)
 _CONTINUED = np.array([0, 0, 0x80, 0x8080, 0x808080], np.uint64)
 _LIMITS = tuple(1 << (7 * n) for n in range(1, 10))
 _PACKET, _TIMESTAMP = 1, 8
+_PAIR = np.dtype("V16")
 
 
 def tag(field: int, wire_type: int) -> int:
@@ -45,54 +46,53 @@ def varint_size(values: Integers) -> I8:
 
 
 class Rows:
-    """``count`` byte strings that grow field by field, at most ``capacity`` bytes each.
+    """``count`` byte strings that grow field by field.
 
-    Every method appends one field to all rows, or only to the rows of ``where``; a
-    row that a field leaves out has no gap. Raises IndexError beyond ``capacity``.
+    Every method appends one field to all rows, or only to the rows of ``where``; a row
+    that a field leaves out has no gap.
     """
 
-    def __init__(self, count: int, capacity: int) -> None:
+    def __init__(self, count: int) -> None:
         """Start with empty rows."""
-        self._bytes = np.zeros((count, capacity), np.uint8)
-        self._kept = np.zeros((count, capacity), np.bool_)
-        self._used = 0
-
-    def _column(self, value: NDArray[np.uint8] | int, kept: Mask | bool) -> None:
-        self._bytes[:, self._used] = value
-        self._kept[:, self._used] = kept
-        self._used += 1
+        self._count = count
+        self._columns: list[tuple[NDArray[np.uint8], Mask | bool]] = []
 
     def varint(self, values: Integers | int, where: Mask | bool = True) -> None:
         """Append a varint: a tag, a size or a value, not negative."""
         rest: U8 = np.where(where, np.asarray(values, np.uint64), np.uint64(0))
         kept = where
         while True:
-            more: Mask = rest > 0x7F
             low: NDArray[np.uint8] = (rest & np.uint64(0x7F)).astype(np.uint8)
-            self._column(low | (more.astype(np.uint8) << np.uint8(7)), kept)
+            more: Mask = rest > 0x7F
             if not more.any():
+                self._columns.append((low, kept))
                 return
+            self._columns.append((low | (more.astype(np.uint8) << np.uint8(7)), kept))
             kept = more
             rest = rest >> _SEVEN
 
     def fixed64(self, values: U8, where: Mask | bool = True) -> None:
         """Append eight bytes, little endian."""
         columns = values.astype("<u8").view(np.uint8).reshape(len(values), 8)
-        for column in columns.T:
-            self._column(column, where)
+        self._columns += [(column, where) for column in columns.T]
 
     def pack(self) -> Tails:
         """The rows, left-aligned."""
-        kept = self._kept[:, : self._used]
-        size = kept.sum(axis=1)
-        words = -(-int(size.max(initial=1)) // 8)
-        packed = np.zeros((len(size), 8 * words), np.uint8)
-        packed[np.arange(8 * words) < size[:, None]] = self._bytes[:, : self._used][kept]
+        shape = self._count, len(self._columns)
+        values, kept = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
+        size = np.zeros(self._count, np.int64)
+        for at, (value, where) in enumerate(self._columns):
+            values[:, at] = value
+            kept[:, at] = where
+            size += where
+        words = max(2, -(-int(size.max(initial=1)) // 8))
+        packed = np.zeros((self._count, 8 * words), np.uint8)
+        packed[np.arange(8 * words) < size[:, None]] = values[kept]
         return Tails(np.ascontiguousarray(packed.view("<u8").T), size)
 
 
 class Tails:
-    """Byte strings of different sizes, padded to whole words."""
+    """Byte strings of different sizes, padded to two whole words or more."""
 
     def __init__(self, words: U8, size: I8) -> None:
         """``words`` is (words of the longest, strings), ``size`` the bytes of each."""
@@ -108,57 +108,58 @@ class Tails:
         return Tails(words, np.concatenate([self.size, other.size]))
 
 
-def join_packets(delta: I8, tails: Tails, pick: Integers) -> NDArray[np.uint8]:
+def join_packets(delta: I8, tails: Tails, pick: Integers) -> memoryview:
     """One packet after another: packet ``i`` has ``delta[i]`` and the tail ``pick[i]``.
 
     ``delta`` is in ``0..MAX_DELTA`` and every tail has 10 bytes or more, which those of
     a track event always have. Raises ValueError for a packet of 16 KiB or more.
 
-    Bytes are stored eight at a time, so that a store spills into what follows. The
-    order of the passes mends that: later words of a tail first, then all heads, then
-    first words. A spill is under 8 bytes and lands in the next packet's head or first
-    word, both stored later; that of a head lands in its own packet's first word.
+    Stores are of whole words, so they spill into what follows, and the order of the
+    passes mends that: first the words of a tail from the third on, then its first two,
+    then all heads. A spill is under 8 bytes, so it lands in the next packet's head, which
+    is stored later; a head is filled up to its 8 bytes with the begin of its own tail.
     """
     tail_size = np.take(tails.size, pick)
     head, head_size = _heads(delta, tail_size)
+    head |= np.take(tails.words[0], pick) << (head_size << 3).view(np.uint64)
     end = np.cumsum(head_size + tail_size)
     out = np.empty(int(end[-1]) + 8, np.uint8)
-    store = np.ndarray((len(out) - 7,), "<u8", out, 0, (1,))
+    words = np.ndarray((len(out) - 7,), "<u8", out, 0, (1,))
+    pairs = np.ndarray((len(out) - 15,), _PAIR, out, 0, (1,))
     tail_at = end - tail_size
     for word in range(len(tails.words) - 1, 1, -1):
         rows = np.flatnonzero(tail_size > 8 * word)
-        store[tail_at[rows] + 8 * word] = np.take(tails.words[word], pick[rows])
-    store[tail_at + 8] = np.take(tails.words[1], pick)
-    store[tail_at - head_size] = head
-    store[tail_at] = np.take(tails.words[0], pick)
-    return out[:-8]
+        words[tail_at[rows] + 8 * word] = np.take(tails.words[word], pick[rows])
+    first_two = np.ascontiguousarray(tails.words[:2].T).view(_PAIR)[:, 0]
+    pairs[tail_at] = np.take(first_two, pick)
+    words[tail_at - head_size] = head
+    return out[:-8].data
 
 
 def _heads(delta: I8, tail_size: I8) -> tuple[U8, I8]:
     """The heads of packets, each in the low bytes of a word, and their sizes."""
-    delta_size = varint_size(delta)
-    body = tail_size + delta_size
-    body += 1
-    head = _varint_word(delta.view(np.uint64), delta_size)
-    head <<= np.uint64(8)
-    head |= np.uint64(tag(_TIMESTAMP, 0))
-    size = body.view(np.uint64)
-    top = int(body.max())
-    if top <= 0x7F:
-        head <<= np.uint64(8)
-        head |= size
-        delta_size += 3
-    elif top < 1 << 14:
-        long = body > 0x7F
-        size_size = 1 + long.astype(np.int64)
-        head <<= np.uint64(8) * size_size.view(np.uint64)
-        head |= _varint_word(size, size_size)
-        delta_size += 2 + size_size
-    else:
-        raise ValueError("a packet of more than 16 KiB")
-    head <<= np.uint64(8)
-    head |= np.uint64(tag(_PACKET, 2))
-    return head, delta_size
+    time = delta.view(np.uint64).copy()
+    head_size = np.full(len(delta), 4)
+    long = np.flatnonzero(delta > 0x7F)
+    time_size = varint_size(delta[long])
+    time[long] = _varint_word(time[long], time_size)
+    head_size[long] += time_size - 1
+    head = time << np.uint64(24)
+    head |= np.uint64(tag(_TIMESTAMP, 0) << 16 | tag(_PACKET, 2))
+    body = head_size + tail_size
+    body -= 2
+    large = np.flatnonzero(body > 0x7F)
+    if len(large):
+        if int(body[large].max()) >= 1 << 14:
+            raise ValueError("a packet of more than 16 KiB")
+        # Its size takes a second byte, between the first and the time.
+        head[large] = (head[large] & ~np.uint64(0xFFFF)) << np.uint64(8)
+        head[large] |= np.uint64(tag(_PACKET, 2))
+        head_size[large] += 1
+        size = body[large].view(np.uint64)
+        body[large] = _varint_word(size, np.full(len(large), 2)).view(np.int64)
+    head |= body.view(np.uint64) << np.uint64(8)
+    return head, head_size
 
 
 def _varint_word(values: U8, size: I8) -> U8:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.errors import RingError, SchemaMismatch
+from megatrace.ring.seqlock import read_consistent
 from megatrace.schema.layout import CAUSE_SLOTS
 
 PAGE_NAME = "aggregate.page"
@@ -93,7 +94,13 @@ class Aggregate:
 
 
 class AggregatePage:
-    """The page, mapped by its writer (:meth:`create`) or by a viewer (:meth:`attach`)."""
+    """The page, mapped by its writer (:meth:`create`) or by a viewer (:meth:`attach`).
+
+    Attributes:
+        path: the file.
+        shape: ``(ranks, layers, roles, causes)`` of its sums.
+        roles: names of the roles.
+    """
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         """Use :meth:`create` or :meth:`attach`."""
@@ -102,6 +109,7 @@ class AggregatePage:
         self._header = np.ndarray((), _HEADER, memory)
         ranks, layers, roles = (int(self._header[n]) for n in ("ranks", "layers", "roles"))
         self.shape = (ranks, layers, roles, CAUSE_SLOTS)
+        self.roles = _roles(self._header)
         at_rows, at_cycles, at_count, _ = _offsets(ranks, layers, roles)
         self._rows: NDArray[Any] = np.ndarray((ranks,), RANK_ROW, memory, at_rows)
         self._cycles: NDArray[np.uint64] = np.ndarray(self.shape, "<u8", memory, at_cycles)
@@ -199,18 +207,22 @@ class AggregatePage:
 
     def read(self, *, timeout_s: float = 0.2) -> Aggregate:
         """One consistent reading. Raises RingError where its writer died in mid-write."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            before = int(self._header["seq"])
-            header = self._header.copy()
-            rows, cycles, count = self._rows.copy(), self._cycles.copy(), self._count.copy()
-            if before % 2 == 0 and int(self._header["seq"]) == before:
-                return _aggregate(header, rows, cycles, count)
-            if time.monotonic() > deadline:
-                raise RingError(
-                    f"{self.path} stays half written", hint="its recorder was killed; start another"
-                )
-            time.sleep(0.0001)
+        return read_consistent(
+            lambda: int(self._header["seq"]), self._copy, timeout_s=timeout_s, what=str(self.path)
+        )
+
+    def _copy(self) -> Aggregate:
+        header = self._header.copy()
+        return Aggregate(
+            roles=self.roles,
+            ranks=self._rows.copy(),
+            cycles=self._cycles.copy(),
+            count=self._count.copy(),
+            updated_ns=int(header["updated_ns"]),
+            started_ns=int(header["started_ns"]),
+            file_bytes=int(header["file_bytes"]),
+            clock_error_ns=float(header["clock_error_ns"]),
+        )
 
     def close(self) -> None:
         """Unmap; the file stays."""
@@ -239,7 +251,6 @@ def _check(path: Path, header: Any, size: int) -> None:
     ranks, layers, roles = (int(header[name]) for name in ("ranks", "layers", "roles"))
     if ranks * layers * roles > _MAX_CELLS or _offsets(ranks, layers, roles)[3] != size:
         raise RingError(f"{path} is damaged: its sizes disagree")
-    _roles(header)
 
 
 def _roles(header: Any) -> tuple[str, ...]:
@@ -264,16 +275,3 @@ def _mark_replaced(path: Path) -> None:
                 np.ndarray((), _HEADER, memory)["replaced"] = 1
     finally:
         os.close(fd)
-
-
-def _aggregate(header: Any, rows: Any, cycles: Any, count: Any) -> Aggregate:
-    return Aggregate(
-        roles=_roles(header),
-        ranks=rows,
-        cycles=cycles,
-        count=count,
-        updated_ns=int(header["updated_ns"]),
-        started_ns=int(header["started_ns"]),
-        file_bytes=int(header["file_bytes"]),
-        clock_error_ns=float(header["clock_error_ns"]),
-    )

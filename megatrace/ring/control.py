@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from megatrace.errors import RingError
 from megatrace.ring.file import RingFile
+from megatrace.ring.seqlock import read_consistent
 from megatrace.schema.layout import (
     ACK,
     ACK_OFFSET,
@@ -28,7 +28,8 @@ class Control:
 
     ``level`` LEVEL_*; ``every_n`` timeline on one step in N (0: on none); ``burst``
     timeline on so many steps from the next; ``[window_begin, window_end)`` steps, where
-    end is not 0; ``sm_mask`` one bit an SM; ``seq`` even, grows with every change.
+    end is not 0; ``sm_mask`` one bit an SM; ``timeline_limit`` timeline steps to begin in all at
+    most, bursts and windows aside (0: no limit); ``seq`` even, grows with every change.
     """
 
     level: int = LEVEL_COUNTERS
@@ -37,6 +38,7 @@ class Control:
     window_begin: int = 0
     window_end: int = 0
     sm_mask: int = ALL_SMS
+    timeline_limit: int = 0
     seq: int = 0
 
     @property
@@ -70,7 +72,7 @@ def write_control(ring: RingFile, control: Control) -> int:
         )
     seq = (int(page["seq"]) | 1) & 0xFFFFFFFF
     page["seq"] = seq
-    for name in ("level", "every_n", "burst", "window_begin", "window_end"):
+    for name in ("level", "every_n", "burst", "window_begin", "window_end", "timeline_limit"):
         page[name] = getattr(control, name)
     page["sm_mask"] = control.sm_words
     seq = (seq + 1) & 0xFFFFFFFF
@@ -84,17 +86,9 @@ def read_control(ring: RingFile, *, timeout_s: float = 0.1) -> Control:
     Raises RingError where a change stays unfinished for ``timeout_s``.
     """
     page = _page(ring, CONTROL, CONTROL_OFFSET)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        before = int(page["seq"])
-        copy = page.copy()
-        if before % 2 == 0 and int(page["seq"]) == before:
-            return _control(copy)
-        if time.monotonic() > deadline:
-            raise RingError(
-                f"the control page of {ring.path} stays half written",
-                hint="its recorder was killed; start another",
-            )
+    what = f"the control page of {ring.path}"
+    copy = read_consistent(lambda: int(page["seq"]), page.copy, timeout_s=timeout_s, what=what)
+    return _control(copy)
 
 
 def write_ack(ring: RingFile, ack: Ack) -> None:

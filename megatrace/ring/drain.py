@@ -255,7 +255,7 @@ class LineReader:
             past[same_lap] += step
             step //= 2
         target = number + ahead + past - self._capacity + 1
-        # Lapped again within two laps: the writer is faster, so start out of its reach.
+        # Lapped again so soon, the writer is faster: start out of its reach.
         hurried = target - self._resynced_at[rings] < 2 * self._capacity
         target[hurried] += self._capacity // 4
         self._lose(rings, target - number)

@@ -82,8 +82,8 @@ class HostWriter:
         at = (self._next - 1) % self._capacity * HOST_RECORD.itemsize
         text = text[:HOST_TEXT_BYTES]
         four = (*values, 0, 0, 0, 0)[:4]
-        # Both numbers are 0 while the words change: a reader takes neither lap's record.
-        _NUMBER.pack_into(self._memory, at + _NUMBER_END_AT, 0)
+        # Its number is 0 while the record changes: a reader takes neither lap's.
+        _NUMBER.pack_into(self._memory, at, 0)
         _BODY.pack_into(self._memory, at, 0, event, len(text), begin, end, step, *four, text, 0, 0)
         _NUMBER.pack_into(self._memory, at + _NUMBER_END_AT, number)
         _NUMBER.pack_into(self._memory, at, number)

@@ -116,6 +116,7 @@ CONTROL = np.dtype(
         ("window_begin", "<u8"),  # timeline only on steps in [begin, end) ...
         ("window_end", "<u8"),  # ... where end is not 0
         ("sm_mask", "<u4", (SM_MASK_WORDS,)),  # SMs that record, bit a SM
+        ("timeline_limit", "<u8"),  # begin no more timeline steps than so many; 0: no limit
     ]
 )
 

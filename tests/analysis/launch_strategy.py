@@ -32,8 +32,8 @@ def records(draw: st.DrawFn, *, long: bool = True) -> list[Rec]:
             out.append(stall("input", t, dur, draw(ARG)))
             t += dur
         elif kind == "late":
-            # The marks are written while the wait is not: a longer one they cannot tell.
-            dur = min(dur, (3 << 20) - 1000)
+            # Written while the wait is not, marks cannot tell a silence longer than a turn.
+            dur = min(dur, (1 << 22) - 1000)
             out.append(stall("room", t, dur, late=300))
             out += [point("mark", t + dur + 100, 1, 2), point("depth", t + dur + 200, 3)]
             t += dur + 300

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from megatrace.schema.layout import arg_word, record_word
 from tests.analysis.decoded import decode_lines, expected, lines_of, one_launch
@@ -18,9 +19,14 @@ FUZZ_SECONDS = float(os.environ.get("MEGATRACE_FUZZ_SECONDS", "2"))
 
 
 @settings(max_examples=60)
-@given(launches())
-def test_every_record_comes_back_with_its_time_and_arguments(made: list[Launch]) -> None:
-    found = decode_lines(*lines_of(*made))
+@given(launches(), st.booleans(), st.booleans())
+def test_every_record_comes_back_with_its_time_and_arguments(
+    made: list[Launch], straddle: bool, slow: bool
+) -> None:
+    build = Build(straddle=straddle, slow=slow)
+    for launch in made:
+        build.add(0, launch)
+    found = decode_lines(*build.arrays())
     assert found.records == [record for launch in made for record in expected(launch)]
     assert found.malformed.total == 0
     assert not found.uncertain
@@ -65,6 +71,45 @@ def test_two_waits_that_wrap_late_are_each_put_in_their_turn() -> None:
         point("depth", 2 * turn + 40, 1),
     )
     assert decode_lines(*lines_of(launch)).records == expected(launch)
+
+
+def slow_launch(*records: Rec) -> tuple[Launch, list[tuple[int, int]]]:
+    """A launch of a host build, and what its records decode to (event, begin)."""
+    launch = one_launch(*records)
+    build = Build(slow=True)
+    build.add(0, launch)
+    found = decode_lines(*build.arrays())
+    assert not found.uncertain
+    return launch, [(code, t) for _, code, t, _, _ in found.records]
+
+
+def test_no_silence_is_too_long_where_every_record_tells_its_turn() -> None:
+    turn = 1 << 23
+    launch, found = slow_launch(
+        point("depth", 100, 1),
+        point("depth", 5 * turn + 7, 2),
+        stall("full", 9 * turn + 20, 500),
+        *span("tile", 12 * turn + 3, 40 * turn, 1),
+    )
+    assert found == [(code, t) for _, code, t, _, _ in expected(launch)]
+
+
+def test_a_wait_written_down_a_turn_late_ends_before_what_was_written_next() -> None:
+    turn = 1 << 23
+    launch, found = slow_launch(
+        point("depth", 100, 1),
+        stall("full", 2 * turn + 600_000, 900_000, late=turn // 2 + turn // 3 + 100_000),
+        point("depth", 3 * turn + 200_000, 2),
+    )
+    assert found == [(code, t) for _, code, t, _, _ in expected(launch)]
+
+
+def test_a_wait_written_down_a_turn_late_ends_before_the_closing() -> None:
+    turn = 1 << 23
+    launch, found = slow_launch(
+        point("depth", 100, 1), stall("full", 2 * turn - 900, 800, late=300)
+    )
+    assert found == [(code, t) for _, code, t, _, _ in expected(launch)]
 
 
 def test_a_hang_begins_where_its_wait_began() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatrace.capture.layout import BATCH_ROWS, FORMAT_KEY
 from megatrace.capture.reader import open_capture
-from megatrace.capture.writer import CaptureWriter
+from megatrace.capture.writer import CaptureWriter, is_locked
 from megatrace.errors import CaptureError, FormatError, RecordError, SchemaMismatch, UsageError
 from tests.capture.conftest import TABLE, lines_of, write_small
 
@@ -118,6 +118,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     with pytest.raises(RecordError, match="appeared meanwhile"):
         writer.finish()
     assert path.read_text() == "precious"
+    assert not is_locked(writer.part_path)
     with open_capture(writer.part_path) as capture:
         assert len(capture.line_index()) == 7
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.collect.helpers import FAKE_RANK, megatrace, record
 
 
-def info(path: Path) -> dict[str, object]:
-    body: dict[str, object] = json.loads(megatrace("info", path, "--json").stdout)
+def info(path: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(megatrace("info", path, "--json").stdout)
     return body
 
 
@@ -18,8 +19,8 @@ def test_it_says_ranks_loss_command_and_exit(recorded: Path) -> None:
     assert body["lines"] == 40 * 16 * 4
     assert body["lines_lost"] == 0
     assert body["child_status"] == 0
-    assert body["command"][:2] == list(FAKE_RANK)  # type: ignore[index]
-    (rank,) = body["ranks"]  # type: ignore[misc]
+    assert body["command"][:2] == list(FAKE_RANK)
+    (rank,) = body["ranks"]
     assert rank["table"] == "fake"
     assert (rank["rank"], rank["device"], rank["lines"]) == (0, "cpu", 40 * 16 * 4)
 
@@ -28,7 +29,7 @@ def test_lost_lines_are_told_by_rank(tmp_path: Path) -> None:
     output = tmp_path / "run.mtr"
     record(output, *FAKE_RANK, "--steps", "2000", "--step-us", "0", "--lines", "8", "--rank", "2")
     body = info(output)
-    (rank,) = body["ranks"]  # type: ignore[misc]
+    (rank,) = body["ranks"]
     assert rank["lines_lost"] == body["lines_lost"]
     assert rank["lines"] + rank["lines_lost"] == 2000 * 16 * 4
 

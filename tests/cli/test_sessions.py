@@ -7,7 +7,14 @@ import os
 import signal
 from pathlib import Path
 
-from tests.collect.helpers import FAKE_RANK, megatrace, recording, sessions_left, wait_until
+from tests.collect.helpers import (
+    FAKE_RANK,
+    child_pid,
+    megatrace,
+    recording,
+    sessions_left,
+    wait_until,
+)
 
 
 def listed() -> list[dict[str, object]]:
@@ -39,7 +46,7 @@ def test_a_session_whose_program_outlives_its_recorder_is_kept_until_that_ends(
     command = (*FAKE_RANK, "--steps", "1", "--linger-s", "60")
     with recording(tmp_path / "run.mtr", *command) as process:
         wait_until(lambda: listed() and listed()[0]["rings"] == ["rank0"], "the ring is there")
-        rank = int(process.stderr.readline().split("(pid ")[1].split(")")[0])
+        rank = child_pid(process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert "orphan" in megatrace("sessions", "--prune").stdout

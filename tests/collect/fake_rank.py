@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrace.ring.control import Ack, Control, read_ack, read_control, write_ack
+from megatrace.agent.decision import Decision
+from megatrace.ring.control import Ack, read_ack, read_control, write_ack
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.host import HostWriter
 from megatrace.schema import Cause, Event, EventTable, Kind
@@ -123,17 +124,6 @@ class FakeRank:
             self.next_line += 1
 
 
-def wants_timeline(control: Control, step: int, burst_left: int) -> bool:
-    """The agent's rule: level, then burst, then window, then one in N."""
-    if control.level < LEVEL_TIMELINE:
-        return False
-    if burst_left > 0:
-        return True
-    if control.window_end and not control.window_begin <= step < control.window_end:
-        return False
-    return control.every_n > 0 and step % control.every_n == 0
-
-
 def make_ring(session: Path, rank: int, *, blocks: int, lines: int, layers: int) -> RingFile:
     """The ring of ``rank`` in ``session``, with its table and roles."""
     spec = RingSpec(
@@ -159,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the steps asked for; the exit code."""
     session = os.environ.get("MEGATRACE_SESSION")
     if not session:
-        return options.exit
+        return int(options.exit)
     ring = make_ring(
         Path(session),
         options.rank,
@@ -192,24 +182,22 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(options.linger_s)
     ring.mark_closed()
     ring.close()
-    return options.exit
+    return int(options.exit)
 
 
 def _steps(fake: FakeRank, options: argparse.Namespace) -> None:
-    seq, burst_left = 0, 0
+    decision = Decision()
     for step in range(1, options.steps + 1):
         control = read_control(fake.ring)
-        if control.seq != seq:
-            seq, burst_left = control.seq, control.burst or burst_left
-        timeline = wants_timeline(control, step, burst_left) if options.obey else True
-        burst_left -= 1
+        level = decision.level(control, step, begun=fake.timeline_steps)
+        timeline = level == LEVEL_TIMELINE if options.obey else True
         fake.step(step, timeline=timeline)
         opened = bool(options.window) and options.window[0] <= step < options.window[1]
         old = read_ack(fake.ring)
         write_ack(
             fake.ring,
             Ack(
-                seq=seq,
+                seq=control.seq,
                 level=LEVEL_TIMELINE if timeline else 1,
                 step=step,
                 timeline_steps=fake.timeline_steps,

@@ -65,6 +65,24 @@ def recording(
         process.stderr.close()
 
 
+def child_pid(process: subprocess.Popen[str]) -> int:
+    """The child's pid, from the first line the recorder says."""
+    assert process.stderr is not None
+    return int(process.stderr.readline().split("(pid ")[1].split(")")[0])
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """What the recorder has said since."""
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+def printed(process: subprocess.Popen[str]) -> str:
+    """What it printed on stdout."""
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Poll until ``condition`` holds; fail loudly after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S

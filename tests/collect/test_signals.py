@@ -20,8 +20,11 @@ from tests.collect.helpers import (
     FAKE_RANK,
     LIMIT_S,
     MEGATRACE,
+    child_pid,
     environment,
+    printed,
     recording,
+    said,
     sessions_left,
     wait_until,
 )
@@ -88,10 +91,10 @@ def test_a_child_that_stays_gets_its_file_finished_and_is_waited_for(
         wait_until(output.exists, "the file is finished")
         assert time.monotonic() - begin < 9
         assert process.poll() is None
-        pid = int(process.stderr.readline().split("(pid ")[1].split(")")[0])
+        pid = child_pid(process)
         os.kill(pid, signal.SIGKILL)
         assert process.wait(LIMIT_S) == 137
-        assert "waiting for logger" in process.stderr.read()
+        assert "waiting for logger" in said(process)
 
 
 def test_a_second_signal_abandons_the_drain_and_still_finishes_the_file(
@@ -187,7 +190,7 @@ def test_a_rank_that_is_killed_keeps_all_it_had_written(tmp_path: Path) -> None:
         output, *FAKE_RANK, "--steps", "100", "--die-at", "60", options=("--json",)
     ) as process:
         assert process.wait(LIMIT_S) == 137
-        body = json.loads(process.stdout.read())
+        body = json.loads(printed(process))
     assert body["child_status"] == -9
     assert (body["lines"], body["lines_lost"]) == (60 * 16 * 4, 0)
 
@@ -197,7 +200,7 @@ def test_a_rank_that_outlives_the_child_is_followed_to_its_end(tmp_path: Path) -
     script = f"{' '.join(FAKE_RANK)} --steps 300 --step-us 3000 & sleep 0.7; exit 5"
     with recording(output, "/bin/sh", "-c", script, options=("--json",)) as process:
         assert process.wait(LIMIT_S) == 5
-        body = json.loads(process.stdout.read())
+        body = json.loads(printed(process))
     assert (body["lines"], body["lines_lost"]) == (300 * 16 * 4, 0)
 
 
@@ -208,7 +211,7 @@ def test_a_killed_recorder_leaves_its_part_and_its_rings_and_both_are_recovered(
     command = (*FAKE_RANK, "--steps", "40", "--step-us", "50000", "--linger-s", "0.2", "--fact")
     with recording(output, *command) as process:
         wait_until(lambda: part.exists() and kept_lines(part) > 0, "lines are in the file")
-        rank = int(process.stderr.readline().split("(pid ")[1].split(")")[0])
+        rank = child_pid(process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         wait_until(lambda: not running(rank), "the rank has written all it had")
@@ -260,7 +263,7 @@ def test_recovery_refuses_a_recording_in_progress(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert "is still being recorded" in done.stderr
+    assert "is still being written" in done.stderr
 
 
 @pytest.mark.parametrize("shared", [True, False])

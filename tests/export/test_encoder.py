@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from megatrace.export.encoder import SEQUENCE_SLICES, encode_sequence, sequences
-from megatrace.export.slices import FLOW_OUT, SAMPLE, Extras, Slices, in_order
+from megatrace.export.encoder import encode_sequence
+from megatrace.export.slices import (
+    FLOW_OUT,
+    SAMPLE,
+    SEQUENCE_SLICES,
+    Extras,
+    Slices,
+    in_order,
+    sequences,
+)
 from megatrace.export.tracks import Track, Tracks, spread
 from megatrace.export.wire import MAX_DELTA, Rows, join_packets, varint_size
 from tests.export import official
@@ -106,7 +114,7 @@ def test_the_size_of_a_varint_is_what_protobuf_writes(values: list[int]) -> None
 )
 def test_stores_that_spill_leave_no_trace(packets: list[tuple[int, bytes]]) -> None:
     longest = max(len(tail) for _, tail in packets)
-    rows = Rows(len(packets), longest)
+    rows = Rows(len(packets))
     for at in range(longest):
         has = np.array([len(tail) > at for _, tail in packets])
         # One byte below 128 is a varint of itself.

@@ -16,7 +16,8 @@ import pytest
 from megatrace.analysis import Trace
 from megatrace.errors import ClockError, UsageError
 from megatrace.export import ExportResult, PerfettoOptions, export_perfetto
-from megatrace.export.encoder import encode_sequence, sequences
+from megatrace.export.encoder import Buffer, encode_sequence
+from megatrace.export.slices import sequences
 from megatrace.export.tracks import Track, Tracks, spread
 from megatrace.paths import asset_dir
 from tests.export.pictures import NAMES, slices_of
@@ -371,7 +372,7 @@ def test_many_slices_come_back_exactly(tmp_path: Path) -> None:
         tree,
     )
     path = tmp_path / "many.pftrace"
-    parts = [tree.descriptors()]
+    parts: list[Buffer] = [tree.descriptors()]
     for number, part in enumerate(sequences(slices), 2):
         parts += encode_sequence(number, part, NAMES)
     path.write_bytes(b"".join(parts))

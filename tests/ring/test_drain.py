@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,3 +259,60 @@ def test_the_end_of_a_damaged_ring_is_reached(make_ring: MakeRing) -> None:
         ring.lines[:, :, HALF_WORDS] = ring.lines[:, :, 0]
         reader = LineReader(ring)
         assert len(reader.drain(max_lines=1000, final=True)) < 1000
+
+
+def test_a_number_that_cannot_be_in_its_place_is_no_line(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    reader = LineReader(ring, patience_ns=0)
+    ring.lines[0, 0, [0, HALF_WORDS]] = 4
+    assert len(reader.drain()) == 0
+    assert (reader.stats.lost, reader.stats.torn) == (0, 0)
+
+
+def test_a_reader_lapped_again_at_once_starts_ahead_of_the_writer(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer, reader = LineWriter(ring), LineReader(ring)
+    writer.write(0, 12)
+    assert numbers(reader.drain()) == list(range(5, 13))
+    writer.write(0, 12)
+    assert numbers(reader.drain()) == list(range(19, 25))
+    assert reader.lost_per_ring[0] == 24 - 8 - 6
+
+
+class Raced(LineReader):
+    """Loses a race: the writer stores between the first check and the copy."""
+
+    def race(self, store: Callable[[], None]) -> Drained:
+        self._store = store
+        return self.drain()
+
+    def _copy(self, *args: Any) -> Any:
+        self._store()
+        return super()._copy(*args)
+
+
+@pytest.mark.parametrize("halves", [(0,), (1,), (0, 1)])
+def test_a_line_overwritten_while_it_is_copied_is_lost_and_torn(
+    make_ring: MakeRing, halves: tuple[int, ...]
+) -> None:
+    ring = make_ring()
+    writer, reader = LineWriter(ring), Raced(ring)
+    writer.write(0, 8)
+
+    def overwrite() -> None:
+        for half in halves:
+            writer.store(0, 11, payload(0, 11), half)
+
+    drained = reader.race(overwrite)
+    check(drained)
+    assert numbers(drained) == [1, 2, 4, 5, 6, 7, 8]
+    assert (reader.stats.read, reader.stats.lost, reader.stats.torn) == (7, 1, 1)
+
+
+def test_a_half_line_overwritten_while_it_is_copied_is_lost_and_torn(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer, reader = LineWriter(ring), Raced(ring)
+    writer.write_half(0, 5)
+    drained = reader.race(lambda: writer.store(0, 9, payload(0, 9), 0))
+    assert len(drained) == 0
+    assert (reader.stats.lost, reader.stats.torn) == (1, 1)

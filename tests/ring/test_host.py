@@ -4,6 +4,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from megatrace.errors import RingError
 from megatrace.ring.drain import CounterReader, HostReader
 from megatrace.ring.file import RingFile, RingSpec
-from megatrace.ring.host import Fact, FactAssembler, HostWriter
+from megatrace.ring.host import _BODY, Fact, FactAssembler, HostWriter
 from megatrace.schema.layout import COUNT_BITS
 
 MakeRing = Callable[..., RingFile]
@@ -156,3 +157,49 @@ def test_sums_are_unrolled_past_their_wrap(stalls: list[tuple[int, int]]) -> Non
             assert total["cycles"][0, 1, 1] == sum(cycles for cycles, _ in stalls)
             assert total["count"][0, 1, 1] == sum(count for _, count in stalls) % 2**32
             assert not total["cycles"][0, 0].any()
+
+
+class Raced(HostReader):
+    """Loses a race: the writer stores between the check and the copy."""
+
+    store: Callable[[], None] | None = None
+
+    def _whole(self, *args: Any) -> Any:
+        whole = super()._whole(*args)
+        if self.store is not None:
+            self.store()
+            self.store = None
+        return whole
+
+
+def test_a_record_overwritten_while_it_is_copied_is_lost(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    writer, reader = HostWriter(ring), Raced(ring)
+    for step in range(16):
+        writer.append(3, 0, 0, step)
+    reader.store = lambda: writer.append(3, 0, 0, 16)
+    assert reader.drain()["step"].tolist() == list(range(1, 16))
+    assert (reader.read, reader.lost) == (15, 1)
+    assert reader.drain()["step"].tolist() == [16]
+
+
+def test_a_record_is_nobodys_while_it_is_written(
+    make_ring: MakeRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = make_ring(host_capacity=1)
+    writer = HostWriter(ring)
+    writer.append(3, 0, 0, 1)
+    seen: list[int] = []
+
+    class Watched:
+        @staticmethod
+        def pack_into(*args: Any) -> None:
+            for moment in (False, True):
+                if moment:
+                    _BODY.pack_into(*args)
+                seen.extend(int(HostReader(ring, first=n).drain().size) for n in (1, 2))
+
+    monkeypatch.setattr("megatrace.ring.host._BODY", Watched)
+    writer.append(3, 0, 0, 2)
+    assert seen == [0, 0, 0, 0]
+    assert HostReader(ring, first=2).drain()["step"].tolist() == [2]

@@ -41,6 +41,16 @@ MEGATRACE_DEVICE uint64_t globaltimer() {
   return ns;
 }
 
+// Both clocks, as close together as can be.
+MEGATRACE_DEVICE void read_clocks(uint64_t& ns, uint64_t& cycles) {
+  ns = globaltimer();
+  cycles = clock64();
+}
+
+// May 2**22 cycles pass between two records where no warp waits, so that a reader loses count
+// of the time field? Not on a GPU.
+constexpr bool kSlow = false;
+
 // The same value, as far as the compiler cannot see: it computes nothing of it earlier than
 // here. Keeps a load's latency out of the code before its first real use.
 MEGATRACE_DEVICE uint32_t opaque(uint32_t value) {

@@ -23,6 +23,8 @@
 // instruction cache. So little is done there, and values asked for early are used late.
 #pragma once
 
+#include <type_traits>
+
 #include "megatrace/ptx.cuh"
 #include "megatrace/sync.cuh"
 #include "megatrace/words.cuh"
@@ -59,7 +61,7 @@ inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
 
 // A wait that ended and is not written down yet: commit it where time is to spare.
 struct Stalled {
-  uint32_t begin;  // cycles since launch start
+  std::conditional_t<ptx::kSlow, uint64_t, uint32_t> begin;  // cycles since launch start
   uint32_t cycles;
   bool blocked;
 };
@@ -169,7 +171,7 @@ class Tracer {
       room(3 + sizeof...(args));
       stage((E::id << kTimeBits) | (s.begin & kTimeMask), s.cycles, args...);
       // Long enough for the reader to lose count of the time field: say the high part.
-      if (s.cycles >> (kTimeBits - 2)) epoch();
+      if (ptx::kSlow || s.cycles >> (kTimeBits - 2)) epoch(ptx::clock64() - t0_);
     }
   }
 
@@ -191,7 +193,6 @@ class Tracer {
   MEGATRACE_DEVICE uint32_t ring() const {
     return blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
   }
-  MEGATRACE_DEVICE uint32_t now() const { return static_cast<uint32_t>(ptx::clock64() - t0_); }
   static MEGATRACE_DEVICE uint32_t at_most(uint64_t v, uint32_t cap) {
     return v < cap ? static_cast<uint32_t>(v) : cap;
   }
@@ -203,10 +204,9 @@ class Tracer {
 
   // Takes the header's clocks and keeps its place; its words are made when a line leaves.
   MEGATRACE_DEVICE void open() {
-    ns_ = ptx::globaltimer();
+    ptx::read_clocks(ns_, t0_);
     if (on_edge())
-      for (const uint64_t before = ns_; ns_ == before;) ns_ = ptx::globaltimer();
-    t0_ = ptx::clock64();
+      for (const uint64_t before = ns_; ns_ == before;) ptx::read_clocks(ns_, t0_);
     const uint32_t lane = ptx::lane_id();
     place_ = (lane & 15) == 0 ? ~0u : lane - 1 - (lane >> 4);
     used_ = kHeaderWords;
@@ -245,9 +245,10 @@ class Tracer {
   template <class... Args>
   MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
     if constexpr (kTimeline) {
-      const uint32_t time = now();
-      room(1 + sizeof...(args));
-      stage((id << kTimeBits) | (time & kTimeMask), args...);
+      const uint64_t since = ptx::clock64() - t0_;
+      room(1 + sizeof...(args) + ptx::kSlow);
+      stage((id << kTimeBits) | (static_cast<uint32_t>(since) & kTimeMask), args...);
+      if (ptx::kSlow) epoch(since);
     }
   }
 
@@ -263,9 +264,10 @@ class Tracer {
     ((line_word_ = place_ == used_++ ? arg(args) : line_word_), ...);
   }
 
-  MEGATRACE_DEVICE void epoch() {
+  // The high part of a time just now: of the end of the record before this one.
+  MEGATRACE_DEVICE void epoch(uint64_t since) {
     stage((core::epoch::id << kTimeBits) |
-          (static_cast<uint32_t>((ptx::clock64() - t0_) >> kTimeBits) & kTimeMask));
+          (static_cast<uint32_t>(since >> kTimeBits) & kTimeMask));
   }
 
   MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
@@ -316,7 +318,7 @@ class Tracer {
     const bool hung = spin_bounded(E::name, slot, block, [&] { hang(E::id, slot, begin); });
     const uint64_t waited = ptx::clock64() - begin;
     const uint32_t cycles = hung ? at_most(waited, kArgMask) : static_cast<uint32_t>(waited);
-    return {static_cast<uint32_t>(begin - t0_), cycles, true};
+    return {static_cast<decltype(Stalled::begin)>(begin - t0_), cycles, true};
   }
 
   // The slow path of a spin that may never end: everything this warp knows leaves now, then
@@ -330,7 +332,7 @@ class Tracer {
         if (line != 0) break;
         stage((core::hang::id << kTimeBits) | (static_cast<uint32_t>(now - t0_) & kTimeMask), event,
               slot, at_most(now - begin, kArgMask));
-        epoch();
+        epoch(now - t0_);
       }
     }
   }

@@ -1,0 +1,96 @@
+"""Prefetches against their first use: late exactly, early at most, or not seen used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from megatrace.analysis import summarise
+from megatrace.analysis.report import PrefetchRow
+from megatrace.capture.reader import Capture
+from megatrace.schema import Event, EventTable, Kind
+from tests.build import GHZ, MS, Build, Launch, Rec, point, stall
+
+Opener = Callable[..., Capture]
+US = int(1000 * GHZ)
+"""Cycles."""
+
+
+def row_of(captured: Opener, load: list[Rec], *math: list[Rec]) -> PrefetchRow:
+    """The one row of a block whose first warp loads and whose others use; two launches."""
+    build = Build(warps=1 + len(math), roles=("load", *("math" for _ in math)))
+    for number in range(2):
+        at = MS * (number + 1)
+        for warp, records in enumerate([load, *math]):
+            body = records if number == 0 else []
+            build.add(warp, Launch(number, at, at + 90_000, records=body, step=number + 1))
+    (row,) = summarise(captured(build)).prefetches
+    return row
+
+
+def test_a_prefetch_that_blocks_its_user_is_late_by_the_wait(captured: Opener) -> None:
+    row = row_of(captured, [point("issue", US, 5)], [stall("arrived", 2 * US, 3 * US, 5)])
+    assert (row.count, row.late, row.early, row.unseen) == (1, 1, 0, 0)
+    assert row.late_median_us == pytest.approx(3.0, rel=1e-3)
+    assert row.late_total_us == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_user_that_waits_before_the_prefetch_is_issued_makes_it_late(captured: Opener) -> None:
+    row = row_of(captured, [point("issue", 2 * US, 5)], [stall("arrived", US, 4 * US, 5)])
+    assert row.late == 1
+    assert row.late_median_us == pytest.approx(4.0, rel=1e-3)
+
+
+def test_a_prefetch_whose_user_never_blocked_is_early_by_at_most_its_lead(
+    captured: Opener,
+) -> None:
+    row = row_of(captured, [point("issue", US, 5)], [stall("arrived", 7 * US, 0, 5)])
+    assert (row.late, row.early) == (0, 1)
+    assert row.early_at_most_median_us == pytest.approx(6.0, rel=1e-3)
+
+
+def test_the_longest_wait_of_several_warps_says_how_late_it_was(captured: Opener) -> None:
+    row = row_of(
+        captured,
+        [point("issue", US, 5)],
+        [stall("arrived", 5 * US, 1 * US, 5)],
+        [stall("arrived", 3 * US, 3 * US + 20, 5)],
+    )
+    assert row.late == 1
+    assert row.late_median_us == pytest.approx(3.01, rel=1e-3)
+
+
+def test_a_prefetch_nobody_is_seen_to_use_says_nothing(captured: Opener) -> None:
+    row = row_of(captured, [point("issue", US, 5)], [stall("arrived", 2 * US, 0, 6)])
+    assert (row.count, row.late, row.early, row.unseen) == (1, 0, 0, 1)
+
+
+def test_a_slot_is_matched_with_its_latest_prefetch(captured: Opener) -> None:
+    row = row_of(
+        captured,
+        [point("issue", US, 5), point("issue", 20 * US, 5)],
+        [stall("arrived", 4 * US, 0, 5), stall("arrived", 21 * US, 2 * US, 5)],
+    )
+    assert (row.count, row.late, row.early) == (2, 1, 1)
+
+
+def test_other_blocks_do_not_use_this_blocks_prefetch(captured: Opener) -> None:
+    build = Build(blocks=2, warps=1)
+    for number in range(2):
+        at = MS * (number + 1)
+        build.add(0, Launch(number, at, at + 9000, records=[point("issue", US, 5)]))
+        build.add(1, Launch(number, at, at + 9000, records=[stall("arrived", 2 * US, US, 5)]))
+    (row,) = summarise(captured(build)).prefetches
+    assert (row.late, row.unseen) == (0, 2)
+
+
+def test_a_prefetch_into_l2_has_no_arrival(captured: Opener) -> None:
+    table = EventTable("l2", (Event(30, "warm", Kind.PREFETCH, "Into L2.", edge="l2"),))
+    build = Build(table=table)
+    for number in range(2):
+        at = MS * (number + 1)
+        build.add(0, Launch(number, at, at + 9000, records=[point("warm", US, 5, table=table)]))
+    (row,) = summarise(captured(build)).prefetches
+    assert row.unseen == 2
+    assert not row.arrival_visible
