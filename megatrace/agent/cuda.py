@@ -25,7 +25,9 @@ class Cuda:
         try:
             self._driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise RingError(f"no CUDA driver: {error}", hint="record the host build instead") from None
+            raise RingError(
+                f"no CUDA driver: {error}", hint="record the host build instead"
+            ) from None
         self._call("cuInit", 0)
         context = c_void_p()
         self._call("cuCtxGetCurrent", byref(context))
@@ -111,7 +113,11 @@ class Cuda:
     def write_value(self, device: int, value: int, stream: int) -> None:
         """Write 8 bytes, ordered on ``stream``: no copy, no host memory to keep."""
         self._call(
-            "cuStreamWriteValue64_v2", c_void_p(stream), c_uint64(device), c_uint64(value), c_uint(0)
+            "cuStreamWriteValue64_v2",
+            c_void_p(stream),
+            c_uint64(device),
+            c_uint64(value),
+            c_uint(0),
         )
 
     def load_kernel(self, ptx: str, name: str) -> tuple[c_void_p, c_void_p]:

@@ -13,7 +13,8 @@ class Decision:
     """Turns a Control and a step id into the level of that step.
 
     A burst begins with the first step that sees it and counts down; a window outranks the
-    cadence; the recorder's limit keeps the ring from overrunning; an open capture window (``window_open``) records every step.
+    cadence; the recorder's limit keeps the ring from overrunning; an open capture window
+    (``window_open``) records every step.
     """
 
     _burst_seq: int = 0

@@ -82,7 +82,7 @@ class KernelAgent:
         kernels: Sequence[str],
         device: str,
         rank: int = 0,
-        size: RingSize = RingSize(),  # noqa: B008 - frozen
+        size: RingSize = RingSize(),
     ) -> KernelAgent | IdleAgent:
         """The agent of this process and ``rank``.
 

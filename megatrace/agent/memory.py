@@ -51,9 +51,7 @@ class TraceMemory(Protocol):
 
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
-    return TraceParams(
-        control, cursors, sums, lines, int(ring.header["lines"]) - 1, 0, ring.rings
-    )
+    return TraceParams(control, cursors, sums, lines, int(ring.header["lines"]) - 1, 0, ring.rings)
 
 
 class HostMemory:

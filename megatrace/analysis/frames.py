@@ -54,7 +54,7 @@ _LAUNCH_TYPES = {
     "rank": "uint16", "block": "int32", "warp": "int32", "role": "category", "sm": "int32",
     "launch": "int64", "step": "int64", "kernel": "category", "layer": "int32",
     "ring": "int32", "t0_cycles": "int64", "begin_ns": "int64", "end_ns": "int64",
-    "dur_ns": "int64", "clock_error_ns": "float64", "words": "int64", "lost_lines": "int32",
+    "dur_ns": "int64", "clock_error_ns": "float64", "words": "int64", "lost_lines": "int64",
     "complete": "bool", "time_uncertain": "bool",
 }  # fmt: skip
 _RECORD_TYPES = {

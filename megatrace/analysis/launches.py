@@ -66,7 +66,7 @@ class Launches:
     """-1 where not complete."""
     words: I8
     """Words captured, header and closing included."""
-    lost_lines: I4
+    lost_lines: I8
     """Lines known to be missing inside it."""
 
     def __len__(self) -> int:
@@ -265,7 +265,7 @@ def _assemble(
         complete=complete,
         end_clock=np.where(complete, end_clock, -1),
         words=np.bincount(safe[attached], seg_words[attached], many).astype(np.int64),
-        lost_lines=np.bincount(safe[attached], lost[attached], many).astype(np.int32),
+        lost_lines=np.bincount(safe[attached], lost[attached], many).astype(np.int64),
     ), np.where(attached, owner, -1).astype(np.int64)
 
 
@@ -313,7 +313,7 @@ def whole_launches(launches: Launches) -> tuple[Rows, Rows]:
 
 def _no_launches() -> Launches:
     i4, i8, no = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, bool)
-    return Launches(i4, i8, i8, i8, i4, i4, i4, no, i8, i8, no, i8, i8, i4)
+    return Launches(i4, i8, i8, i8, i4, i4, i4, no, i8, i8, no, i8, i8, i8)
 
 
 def _arg(fields: U4, at: int) -> I8:

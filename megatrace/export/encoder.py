@@ -155,14 +155,14 @@ class _Interned:
         labels = _Used.of(slices.label)
         used = [names.labels[i] for i in labels.values.tolist()]
         extras = slices.extras
-        keys = extras.key[extras.key >= FIRST_ARG] - FIRST_ARG
-        is_text = np.isin(extras.key, [FIRST_ARG + i for i in names.text_args])
+        args = extras.key >= FIRST_ARG
+        texts = args & names.is_text(extras.key - FIRST_ARG)
         return cls(
             labels,
             _numbers([name for name, _ in used]),
             _numbers([category for _, category in used]),
-            _Used.of(keys),
-            _Used.of(extras.value[is_text]),
+            _Used.of(extras.key[args] - FIRST_ARG),
+            _Used.of(extras.value[texts]),
             names,
         )
 
@@ -229,7 +229,7 @@ def _rich_tails(
     annotations = []
     for where, at in _slots(extras, extras.key >= FIRST_ARG, len(rows)):
         arg = np.where(where, extras.key[at] - FIRST_ARG, interned.args.values[:1].sum())
-        is_text = where & np.isin(arg, list(interned.names.text_args))
+        is_text = where & interned.names.is_text(arg)
         value = extras.value[at]
         value[is_text] = interned.texts.place[value[is_text]] + 1
         annotations.append(_Annotation(where, interned.args.place[arg] + 1, is_text, value))

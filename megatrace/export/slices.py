@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrace.export.wire import I8
+from megatrace.export.wire import I8, Mask
 
 I4 = NDArray[np.int32]
 
@@ -49,6 +49,13 @@ class Names:
     args: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     text_args: frozenset[int] = frozenset()
+
+    def is_text(self, args: NDArray[np.integer]) -> Mask:
+        """Which of ``args``, indices in ``self.args`` or below 0, have strings for values."""
+        texts = np.zeros(len(self.args) + 1, np.bool_)
+        texts[list(self.text_args)] = True
+        known: Mask = texts[np.maximum(args, -1)]
+        return known
 
 
 @dataclass(frozen=True, slots=True)

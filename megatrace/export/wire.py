@@ -55,11 +55,14 @@ class Rows:
     def __init__(self, count: int) -> None:
         """Start with empty rows."""
         self._count = count
-        self._columns: list[tuple[NDArray[np.uint8], Mask | bool]] = []
+        self._columns: list[tuple[NDArray[np.uint8] | np.uint8, Mask | bool]] = []
 
     def varint(self, values: Integers | int, where: Mask | bool = True) -> None:
         """Append a varint: a tag, a size or a value, not negative."""
-        rest: U8 = np.where(where, np.asarray(values, np.uint64), np.uint64(0))
+        if isinstance(values, int):
+            self._columns += [(np.uint8(byte), where) for byte in _varint(values)]
+            return
+        rest: U8 = np.where(where, values, 0).astype(np.uint64)
         kept = where
         while True:
             low: NDArray[np.uint8] = (rest & np.uint64(0x7F)).astype(np.uint8)
@@ -160,6 +163,15 @@ def _heads(delta: I8, tail_size: I8) -> tuple[U8, I8]:
         body[large] = _varint_word(size, np.full(len(large), 2)).view(np.int64)
     head |= body.view(np.uint64) << np.uint64(8)
     return head, head_size
+
+
+def _varint(value: int) -> bytes:
+    """One varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    return bytes([*out, value])
 
 
 def _varint_word(values: U8, size: I8) -> U8:

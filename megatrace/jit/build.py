@@ -89,7 +89,16 @@ def load(library: Path, table: EventTable) -> ctypes.CDLL:
 def _flags(kernel: Kernel, target: str) -> list[str]:
     defines = [f"-D{name}={value}" for name, value in sorted(kernel.defines.items())]
     if target == HOST:
-        own = ["-x", "c++", "-O2", "-g", "-fno-strict-aliasing", "-fPIC", "-pthread", "-DMEGATRACE_HOST_BUILD"]
+        own = [
+            "-x",
+            "c++",
+            "-O2",
+            "-g",
+            "-fno-strict-aliasing",
+            "-fPIC",
+            "-pthread",
+            "-DMEGATRACE_HOST_BUILD",
+        ]
     else:
         arch = target.removeprefix("sm_")
         own = [

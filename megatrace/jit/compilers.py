@@ -53,7 +53,11 @@ def cuda_compiler() -> Compiler:
 
     Raises BuildError where there is none.
     """
-    candidates = [os.environ.get("MEGATRACE_NVCC"), shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
+    candidates = [
+        os.environ.get("MEGATRACE_NVCC"),
+        shutil.which("nvcc"),
+        "/usr/local/cuda/bin/nvcc",
+    ]
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         candidates += [str(p) for p in sorted(Path(root).glob("*/bin/nvcc"), reverse=True)]

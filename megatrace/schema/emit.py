@@ -57,7 +57,9 @@ def words_header() -> str:
 def table_header(table: EventTable) -> str:
     """The text of a table's header: one type an event, in ``megatrace::events::<name>``."""
     lines = [_BANNER.format(source=f"the table {table.name!r}")]
-    lines.append(f'#include "megatrace/words.cuh"\n\nnamespace megatrace::events::{table.name} {{\n\n')
+    lines.append(
+        f'#include "megatrace/words.cuh"\n\nnamespace megatrace::events::{table.name} {{\n\n'
+    )
     lines.append(f"constexpr uint64_t kTableHash = 0x{table.hash:016x}ull;\n\n")
     lines += [_struct(event) for event in table.events]
     lines.append(f"}}  // namespace megatrace::events::{table.name}\n")

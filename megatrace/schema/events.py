@@ -169,8 +169,7 @@ class EventTable:
             for code in (event.id, event.id + 1) if event.kind is Kind.SPAN else (event.id,):
                 if not FIRST_USER_EVENT <= code <= MAX_EVENT:
                     raise UsageError(
-                        f"event {event.name}: id {code} is outside "
-                        f"{FIRST_USER_EVENT}..{MAX_EVENT}"
+                        f"event {event.name}: id {code} is outside {FIRST_USER_EVENT}..{MAX_EVENT}"
                     )
                 if code in taken:
                     raise UsageError(

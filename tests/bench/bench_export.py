@@ -73,22 +73,23 @@ def theirs(slices: Slices, names: Names, tracks: Tracks) -> int:
     """The same with the official builder, as its documentation has it; returns bytes."""
     del tracks
     builder = TraceProtoBuilder()
+
+    def add_slice_event(ts: int, type_: int, uuid: int, name: str | None = None) -> None:
+        packet = builder.add_packet()
+        packet.timestamp = ts
+        packet.track_event.type = type_
+        packet.track_event.track_uuid = uuid
+        if name:
+            packet.track_event.name = name
+        packet.trusted_packet_sequence_id = SEQUENCE_ID
+
     begins, ends = slices.begin_ns.tolist(), (slices.begin_ns + slices.dur_ns).tolist()
     for track, label, begin, end in zip(
         slices.track.tolist(), slices.label.tolist(), begins, ends, strict=True
     ):
-        uuid = track_uuid(track)
-        packet = builder.add_packet()
-        packet.timestamp = begin
-        packet.track_event.type = pb.TrackEvent.TYPE_SLICE_BEGIN
-        packet.track_event.track_uuid = uuid
-        packet.track_event.name = names.labels[label][0]
-        packet.trusted_packet_sequence_id = SEQUENCE_ID
-        packet = builder.add_packet()
-        packet.timestamp = end
-        packet.track_event.type = pb.TrackEvent.TYPE_SLICE_END
-        packet.track_event.track_uuid = uuid
-        packet.trusted_packet_sequence_id = SEQUENCE_ID
+        uuid, name = track_uuid(track), names.labels[label][0]
+        add_slice_event(begin, pb.TrackEvent.TYPE_SLICE_BEGIN, uuid, name)
+        add_slice_event(end, pb.TrackEvent.TYPE_SLICE_END, uuid)
     return len(builder.serialize())
 
 

@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // The variants; the kernel is the same source for all.
 enum Variant { kOff, kOffAgain, kStalls, kAll, kCounters, kSwitchedOff, kVariants };
-constexpr const char* kNames[kVariants] = {"off", "off again (A/A)", "timeline, stalls", "timeline, all",
-                                           "counters", "compiled in, switched off"};
+constexpr const char* kNames[kVariants] = {
+    "off",           "off again (A/A)", "timeline, stalls",
+    "timeline, all", "counters",        "compiled in, switched off"};
 
 struct Recorder {
   TraceParams params{};
@@ -129,13 +130,13 @@ struct Recorder {
 };
 
 template <class T>
-void add(Chain& chain, uint32_t blocks, const std::vector<char*>& weights, uint32_t tiles, float* out,
-         const TraceParams& params) {
+void add(Chain& chain, uint32_t blocks, const std::vector<char*>& weights, uint32_t tiles,
+         float* out, const TraceParams& params) {
   for (uint32_t i = 0; i < kLaunches; ++i) {
     typename T::Params mine{};
     if constexpr (T::level != Level::off) mine = for_launch(params, 0, i);
-    chain.add(stream<T>, dim3(blocks), kThreads, sizeof(Shared), weights[i % weights.size()], tiles, out,
-              mine);
+    chain.add(stream<T>, dim3(blocks), kThreads, sizeof(Shared), weights[i % weights.size()], tiles,
+              out, mine);
   }
 }
 
@@ -170,7 +171,8 @@ void measure(uint32_t tiles, uint32_t rounds, bool last) {
   add<Tracer<Level::timeline>>(chains[kStalls], blocks, weights, tiles, out, on.params);
   add<Tracer<Level::timeline, Detail::all>>(chains[kAll], blocks, weights, tiles, out, on.params);
   add<Tracer<Level::counters>>(chains[kCounters], blocks, weights, tiles, out, on.params);
-  add<Tracer<Level::timeline>>(chains[kSwitchedOff], blocks, weights, tiles, out, switched_off.params);
+  add<Tracer<Level::timeline>>(chains[kSwitchedOff], blocks, weights, tiles, out,
+                               switched_off.params);
   for (Chain& c : chains) c.finish();
 
   cudaEvent_t begin, end;
@@ -196,16 +198,20 @@ void measure(uint32_t tiles, uint32_t rounds, bool last) {
   double words = 0, lines = 0;
   for (const uint4& c : cursors) lines += c.x, words += c.y;
   const double launches = 2.0 * kLaunches * (rounds + 6);
-  std::fprintf(stderr, "%u tiles: launch %.1f us, %.2f TB/s, %u rounds; %.0f words, %.1f lines a warp and launch (stalls and all)\n",
+  std::fprintf(stderr,
+               "%u tiles: launch %.1f us, %.2f TB/s, %u rounds; %.0f words, %.1f lines a warp and "
+               "launch (stalls and all)\n",
                tiles, base_ms / kLaunches * 1e3, double(bytes) * kLaunches / base_ms / 1e9, rounds,
                words / warps / launches, lines / warps / launches);
-  std::printf("{\"tiles\": %u, \"launch_us\": %.2f, \"tb_s\": %.3f, \"rounds\": %u, \"variants\": [", tiles,
-              base_ms / kLaunches * 1e3, double(bytes) * kLaunches / base_ms / 1e9, rounds);
+  std::printf(
+      "{\"tiles\": %u, \"launch_us\": %.2f, \"tb_s\": %.3f, \"rounds\": %u, \"variants\": [", tiles,
+      base_ms / kLaunches * 1e3, double(bytes) * kLaunches / base_ms / 1e9, rounds);
   for (uint32_t v = 1; v < kVariants; ++v) {
-    std::fprintf(stderr, "   %-28s median %+.2f %%  p5 %+.2f  p95 %+.2f\n", kNames[v], at(ratio[v], 0.5),
-                 at(ratio[v], 0.05), at(ratio[v], 0.95));
-    std::printf("%s{\"name\": \"%s\", \"median_pct\": %.3f, \"p5_pct\": %.3f, \"p95_pct\": %.3f}", v > 1 ? ", " : "",
-                kNames[v], at(ratio[v], 0.5), at(ratio[v], 0.05), at(ratio[v], 0.95));
+    std::fprintf(stderr, "   %-28s median %+.2f %%  p5 %+.2f  p95 %+.2f\n", kNames[v],
+                 at(ratio[v], 0.5), at(ratio[v], 0.05), at(ratio[v], 0.95));
+    std::printf("%s{\"name\": \"%s\", \"median_pct\": %.3f, \"p5_pct\": %.3f, \"p95_pct\": %.3f}",
+                v > 1 ? ", " : "", kNames[v], at(ratio[v], 0.5), at(ratio[v], 0.05),
+                at(ratio[v], 0.95));
   }
   std::printf("]}%s\n", last ? "" : ",");
   for (char* w : weights) device_free(w);
@@ -214,16 +220,16 @@ void measure(uint32_t tiles, uint32_t rounds, bool last) {
 int main(int argc, char** argv) {
   const uint32_t rounds = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 64;
   return guarded([&] {
-    cudaDeviceProp properties;
-    check(cudaGetDeviceProperties(&properties, 0), "properties");
-    std::fprintf(stderr, "%s, %d SMs\n", properties.name, properties.multiProcessorCount);
-    std::printf("{\"gpu\": \"%s\", \"runs\": [\n", properties.name);
-    if (argc > 2) return measure(static_cast<uint32_t>(std::atoi(argv[2])), rounds, true);
-    measure(57, rounds, false);
-    measure(96, rounds, false);
-    measure(204, rounds, true);
-    std::printf("]}\n");
-  }) == 0
+           cudaDeviceProp properties;
+           check(cudaGetDeviceProperties(&properties, 0), "properties");
+           std::fprintf(stderr, "%s, %d SMs\n", properties.name, properties.multiProcessorCount);
+           std::printf("{\"gpu\": \"%s\", \"runs\": [\n", properties.name);
+           if (argc > 2) return measure(static_cast<uint32_t>(std::atoi(argv[2])), rounds, true);
+           measure(57, rounds, false);
+           measure(96, rounds, false);
+           measure(204, rounds, true);
+           std::printf("]}\n");
+         }) == 0
              ? 0
              : (std::fprintf(stderr, "%s\n", last_error().c_str()), 1);
 }

@@ -3,6 +3,7 @@ from __future__ import annotations
 import stat
 import tempfile
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -176,7 +177,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 2**32 - 1), st.i
 @settings(max_examples=40)
 @given(ROWS, st.randoms(use_true_random=False))
 def test_lines_of_any_ranks_and_rings_come_back(
-    pieces: list[tuple[int, int, int]], random: np.random.Generator
+    pieces: list[tuple[int, int, int]], random: Random
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         writer = CaptureWriter(Path(folder) / "run.mtr")

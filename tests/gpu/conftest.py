@@ -11,9 +11,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def shared_runtime_dir(
-    monkeypatch: pytest.MonkeyPatch, plain_environment: None
-) -> Iterator[Path]:
+def shared_runtime_dir(monkeypatch: pytest.MonkeyPatch, plain_environment: None) -> Iterator[Path]:
     """A runtime directory of its own for each test."""
     root = Path(f"/dev/shm/megatrace-test-{os.getpid()}")
     root.mkdir(mode=0o700)

@@ -97,5 +97,6 @@ def test_no_half_of_a_change_is_seen_while_another_process_writes(make_ring: Mak
         while seen < 4000:
             control = read_control(ring, timeout_s=5)
             if control.seq:
-                assert control == Control(1, *[control.every_n] * 5, seq=control.seq)
+                n = control.every_n
+                assert control == Control(1, n, n, n, n, n, seq=control.seq)
                 seen = control.every_n

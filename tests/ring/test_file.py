@@ -155,9 +155,17 @@ def test_links_pipes_and_folders_are_refused_at_once(make_ring: MakeRing, tmp_pa
 
 def test_another_layout_is_a_mismatch(make_ring: MakeRing) -> None:
     ring = make_ring()
-    patch(ring.path, RING_HEADER.fields["layout_version"][1], b"\x63\0\0\0")
+    _, at = header_field("layout_version")
+    patch(ring.path, at, b"\x63\0\0\0")
     with pytest.raises(SchemaMismatch, match="layout 99"):
         RingFile.attach(ring.path)
+
+
+def header_field(name: str) -> tuple[np.dtype[np.generic], int]:
+    """Type and offset of a field of the header."""
+    assert RING_HEADER.fields is not None
+    kind, at, *_ = RING_HEADER.fields[name]
+    return kind, at
 
 
 def patch(path: Path, at: int, data: bytes) -> None:
@@ -209,7 +217,7 @@ def test_sizes_that_would_overflow_are_refused(tmp_path: Path) -> None:
     path, _ = small_file(tmp_path)
     data = path.read_bytes()
     for name in ("blocks", "warps", "lines", "layers", "host_capacity", "meta_bytes"):
-        kind, at = RING_HEADER.fields[name][:2]
+        kind, at = header_field(name)
         for value in (1 << 31, (1 << 32) - 1, 1 << 20):
             path.write_bytes(data)
             patch(path, at, np.array(value, kind).tobytes())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from megatrace.errors import RingError
@@ -7,7 +9,7 @@ from megatrace.ring.seqlock import read_consistent
 
 
 def test_what_changed_while_it_was_copied_is_copied_again() -> None:
-    page = {"seq": 2, "value": "old"}
+    page: dict[str, Any] = {"seq": 2, "value": "old"}
 
     def copy() -> str:
         value = page["value"]

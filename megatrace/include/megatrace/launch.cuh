@@ -49,9 +49,8 @@ class Chain {
  public:
   template <class... P, class... A>
   void add(void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args) {
-    launches_.push_back([=] {
-      host::launch(grid, dim3(threads), shared_bytes, [=] { kernel(args...); });
-    });
+    launches_.push_back(
+        [=] { host::launch(grid, dim3(threads), shared_bytes, [=] { kernel(args...); }); });
   }
   void finish() {}
   void replay() {

@@ -137,8 +137,8 @@ MEGATRACE_DEVICE bool mbar_try(uint64_t* bar, uint32_t parity) {
 
 MEGATRACE_DEVICE void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(dst)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(dst)),
       "l"(src), "r"(bytes), "r"(shared_address(bar))
       : "memory");
 }
@@ -180,7 +180,10 @@ MEGATRACE_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd
 // Two neighbouring words in one read (8-byte aligned).
 MEGATRACE_DEVICE uint2 load_pair(const uint32_t* p) {
   uint2 v;
-  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(p)
+               : "memory");
   return v;
 }
 
@@ -198,14 +201,16 @@ MEGATRACE_DEVICE uint4 load_state(const uint4* p) {
 }
 
 MEGATRACE_DEVICE void store_state(uint4* p, uint4 v) {
-  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(p), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w), "l"(kKeep)
+  asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(p), "r"(v.x),
+               "r"(v.y), "r"(v.z), "r"(v.w), "l"(kKeep)
                : "memory");
 }
 
 // Adds and does not wait for the sum.
 MEGATRACE_DEVICE void add_state(uint64_t* p, uint64_t v) {
-  asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u64 [%0], %1, %2;" ::"l"(p), "l"(v), "l"(kKeep) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.L2::cache_hint.u64 [%0], %1, %2;" ::"l"(p), "l"(v),
+               "l"(kKeep)
+               : "memory");
 }
 
 // One line of a ring: the first `lanes` lanes of the warp (16 or 32) store a word each, and

@@ -8,7 +8,8 @@ namespace megatrace {
 // Runs `done` until it says true. `hang` is called once where that takes suspiciously
 // long, before the bound that traps; says whether it was.
 template <class Done, class Hang>
-MEGATRACE_DEVICE bool spin_bounded(const char* what, const uint32_t& slot, Done&& done, Hang&& hang) {
+MEGATRACE_DEVICE bool spin_bounded(const char* what, const uint32_t& slot, Done&& done,
+                                   Hang&& hang) {
   const uint64_t begin = ptx::clock64();
   bool told = false;
   while (!done()) {

@@ -142,8 +142,9 @@ class Tracer {
   // The same, written down by a later commit(), off the critical path.
   template <class E>
   MEGATRACE_DEVICE Stalled wait_later(E event, uint64_t* bar, uint32_t parity) {
-    return stalled(event, 0, [&] { return ptx::mbar_test(bar, parity); },
-                   [&] { return ptx::mbar_try(bar, parity); });
+    return stalled(
+        event, 0, [&] { return ptx::mbar_test(bar, parity); },
+        [&] { return ptx::mbar_try(bar, parity); });
   }
 
   // Polls until `ready` says true: data is the flag. `slot` is read again when it does, so
@@ -266,8 +267,7 @@ class Tracer {
 
   // The high part of a time just now: of the end of the record before this one.
   MEGATRACE_DEVICE void epoch(uint64_t since) {
-    stage((core::epoch::id << kTimeBits) |
-          (static_cast<uint32_t>(since >> kTimeBits) & kTimeMask));
+    stage((core::epoch::id << kTimeBits) | (static_cast<uint32_t>(since >> kTimeBits) & kTimeMask));
   }
 
   MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
