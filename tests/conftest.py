@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Two cores shared with a compiler make any deadline a coin toss.
-settings.register_profile("megatrace", deadline=None, print_blob=True)
+# Two cores shared with a compiler make any deadline a coin toss. A developer searches
+# anew in every run; in CI the same commit always gets the same answer.
+settings.register_profile(
+    "megatrace",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("megatrace")
 
 

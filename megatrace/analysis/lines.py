@@ -26,7 +26,7 @@ F8: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.intp]
 
-HEADER, CLOSING, EPOCH, HANG, TICK = 1, 2, 3, 4, 5
+HEADER, CLOSING, EPOCH, HANG = 1, 2, 3, 4
 """Ids of the core events."""
 
 CHUNK_LINES = 1 << 15

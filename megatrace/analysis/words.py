@@ -20,7 +20,6 @@ from megatrace.analysis.lines import (
     HEADER,
     I4,
     I8,
-    TICK,
     U4,
     Mask,
     Rows,
@@ -135,7 +134,7 @@ def decode_chunk(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:
     # A silence before the closing is no matter where every record's time is told whole.
     off = np.where(times.told, times.end > span_clock, (times.end - span_clock) & ARG_MASK != 0)
     uncertain = (span_clock >= 0) & off
-    user = event > TICK
+    user = event > HANG
     user |= event == HANG
     rows = np.flatnonzero(user)
     return Records(
@@ -204,7 +203,7 @@ def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Look
     waits = lut.blocks[event]
     blocked = np.flatnonzero(waits)
     dur[blocked] = words[at[blocked] + 1] & np.uint32(ARG_MASK)
-    core = np.flatnonzero(event <= TICK)
+    core = np.flatnonzero(event <= HANG)
     code = event[core]
     hangs = core[code == HANG]
     dur[hangs] = words[at[hangs] + 3] & np.uint32(ARG_MASK)
@@ -212,7 +211,7 @@ def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Look
     low[core[code == HEADER]] = 0
     epochs = core[code == EPOCH]
     timed = np.ones(len(at), bool)
-    timed[core[(code == EPOCH) | (code == TICK)]] = False
+    timed[core[code == EPOCH]] = False
     told = np.zeros(launches, bool)
     if timed.all():
         t = _running(low, dur, waits, launch)

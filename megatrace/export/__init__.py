@@ -1,5 +1,6 @@
 """Traces for others: Perfetto's viewer, CSV, Parquet."""
 
+from megatrace.export.capture import decode_shown
 from megatrace.export.perfetto import ExportResult, export_perfetto
 from megatrace.export.picture import PerfettoOptions
 from megatrace.export.tabular import TableName, TableResult, export_table
@@ -10,6 +11,7 @@ __all__ = [
     "PerfettoOptions",
     "TableName",
     "TableResult",
+    "decode_shown",
     "export_perfetto",
     "export_table",
     "startup_commands",

@@ -37,9 +37,9 @@ class Drawn:
     lead_warp: str
 
 
-def draw_rank(scene: Scene, rank: Rank, *, args: bool = True) -> Drawn:
-    """Add ``rank`` to ``scene``; ``args`` also the arguments of its records."""
-    root, step_rows = _draw_steps(scene, rank)
+def draw_rank(scene: Scene, rank: Rank, name: str, *, args: bool = True) -> Drawn:
+    """Add ``rank`` as ``name`` to ``scene``; ``args`` also the arguments of its records."""
+    root, step_rows = _draw_steps(scene, rank, name)
     _draw_stalled(scene, rank, root)
     blocks = draw_blocks(scene, rank, root, len(CAUSES))
     rows = draw_warps(scene, rank, blocks.track, args=args)
@@ -47,13 +47,13 @@ def draw_rank(scene: Scene, rank: Rank, *, args: bool = True) -> Drawn:
     return Drawn(rows, step_rows, int(rank.records.unfinished.sum()), lead)
 
 
-def _draw_steps(scene: Scene, rank: Rank) -> tuple[int, dict[int, int]]:
+def _draw_steps(scene: Scene, rank: Rank, name: str) -> tuple[int, dict[int, int]]:
     """Steps and launches on the rank's own track; returns it and the row of each step."""
-    name = f"rank {rank.rank} GPU"
+    title = f"{name} GPU"
     if rank.device == "cpu":
-        name += " (host build, device=cpu)"
+        title += " (host build, device=cpu)"
     # Steps and launches have lanes of their own, so that launches alternate between two.
-    row = Track(name, NO_PARENT, rank.rank, row=f"gpu {rank.rank}", async_=True)
+    row = Track(title, NO_PARENT, rank.rank, row=f"gpu {rank.rank}", async_=True)
     root = scene.tracks.add(row)
     launches = rank.launches
     steps = Envelopes.of(launches.step, launches)

@@ -25,8 +25,8 @@ _COUNTERS = (
 _ASIDE = ("request", "window")
 
 
-def draw_host(scene: Scene, rank: int, host: pd.DataFrame, axis: Timeline) -> dict[int, int]:
-    """Add the host events of one rank; returns the row of each step id's last forward.
+def draw_host(scene: Scene, name: str, host: pd.DataFrame, axis: Timeline) -> dict[int, int]:
+    """Add the host events of the rank ``name``; returns the row of each step id's last forward.
 
     ``host`` is a frame like ``Trace.host`` with this rank's events alone.
     """
@@ -34,16 +34,16 @@ def draw_host(scene: Scene, rank: int, host: pd.DataFrame, axis: Timeline) -> di
     end = axis.host(host["host_end_ns"].to_numpy().astype(np.int64))
     dur = np.maximum(end - begin, 0)
     event = host["event"].to_numpy().astype(str)
-    root = scene.tracks.add(Track(f"rank {rank} CPU", NO_PARENT, rank, async_=True))
+    root = scene.tracks.add(Track(f"{name} CPU", NO_PARENT, async_=True))
     steps = np.flatnonzero(~np.isin(event, _ASIDE))
     numbers = host["step"].to_numpy().astype(np.int64)
     labels = [
-        scene.label(f"step {number}" if name == "step" else name, "host")
-        for name, number in zip(event[steps].tolist(), numbers[steps].tolist(), strict=True)
+        scene.label(f"step {number}" if kind == "step" else kind, "host")
+        for kind, number in zip(event[steps].tolist(), numbers[steps].tolist(), strict=True)
     ]
     rows = scene.add(root, labels, begin[steps], dur[steps])
-    for name in _ARGS:
-        scene.arg(rows, name, host[name].to_numpy()[steps])
+    for arg in _ARGS:
+        scene.arg(rows, arg, host[arg].to_numpy()[steps])
     _draw_counters(scene, root, host.iloc[steps], begin[steps], event[steps])
     _draw_aside(scene, root, host, event, begin, dur)
     return _launching(numbers[steps], event[steps], begin[steps], rows)

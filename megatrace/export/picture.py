@@ -93,8 +93,11 @@ def draw(
     axis = timeline(trace.clock, np.unique(of_launch).tolist())
     scene = Scene()
     on_axis = list(ranks(trace, chosen.launches, axis))
-    drawn = {rank.rank: draw_rank(scene, rank, args=options.args) for rank in on_axis}
-    launched_by = {} if axis.host_missing else _draw_hosts(scene, trace, axis, chosen)
+    names = _rank_names(trace)
+    drawn = {
+        rank.rank: draw_rank(scene, rank, names[rank.rank], args=options.args) for rank in on_axis
+    }
+    launched_by = {} if axis.host_missing else _draw_hosts(scene, trace, axis, chosen, names)
     flows = 0
     cut: tuple[str, ...] = ()
     if options.flows:
@@ -120,8 +123,17 @@ def draw(
     )
 
 
+def _rank_names(trace: Trace) -> dict[int, str]:
+    """``rank 0``, or ``rank 00`` where there are ten: the viewer sorts roots as strings."""
+    ranks = [*trace.launches["rank"].unique().tolist(), *trace.tables]
+    if len(trace.host):
+        ranks += trace.host["rank"].unique().tolist()
+    digits = len(str(max(ranks, default=0)))
+    return {rank: f"rank {rank:0{digits}}" for rank in ranks}
+
+
 def _draw_hosts(
-    scene: Scene, trace: Trace, axis: Timeline, chosen: Selection
+    scene: Scene, trace: Trace, axis: Timeline, chosen: Selection, names: Mapping[int, str]
 ) -> dict[int, dict[int, int]]:
     """Draw the host of each rank during what is shown; returns the slice of each step."""
     host = trace.host
@@ -136,7 +148,7 @@ def _draw_hosts(
         shown[:] = True
     of_rank = host["rank"].to_numpy()
     return {
-        rank: draw_host(scene, rank, host[shown & (of_rank == rank)], axis)
+        rank: draw_host(scene, names[rank], host[shown & (of_rank == rank)], axis)
         for rank in np.unique(of_rank[shown]).tolist()
     }
 

@@ -36,27 +36,36 @@ def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: 
     """
     if not len(launches):
         return Selection(np.zeros(0, np.bool_), (), ())
+    wanted = chosen_steps(launches, steps)
+    left_out = list(steps_left_out(launches, wanted))
     step = launches["step"].to_numpy()
-    have = np.unique(step)
-    if steps == "all":
-        wanted = have
-    elif steps == "one":
-        wanted = np.array([_typical(launches)])
-    else:
-        wanted = np.array(sorted(set(steps)), np.int64)
-        if missing := np.setdiff1d(wanted, have).tolist():
-            raise UsageError(
-                f"no launch of step {', '.join(map(str, missing))} in this trace",
-                hint=f"it has steps {have[0]} to {have[-1]}",
-            )
     chosen = np.isin(step, wanted)
-    left_out = []
-    if len(wanted) < len(have):
-        left_out.append(f"{len(have) - len(wanted):,} of {len(have):,} steps")
     chosen, cut = _within(launches, records, chosen, budget)
     if cut:
         left_out.append(f"{cut} (budget of {budget:,} slices)")
     return Selection(chosen, tuple(np.unique(step[chosen]).tolist()), tuple(left_out))
+
+
+def chosen_steps(launches: pd.DataFrame, steps: Steps) -> list[int]:
+    """Ids of the steps that ``steps`` means, sorted. Raises UsageError for unknown ones."""
+    have: list[int] = np.unique(launches["step"].to_numpy()).tolist()
+    if steps == "all":
+        return have
+    if steps == "one":
+        return [_typical(launches)]
+    wanted = sorted({int(step) for step in steps})
+    if missing := sorted(set(wanted) - set(have)):
+        raise UsageError(
+            f"no launch of step {', '.join(map(str, missing))} in this capture",
+            hint=f"it has steps {have[0]} to {have[-1]}",
+        )
+    return wanted
+
+
+def steps_left_out(launches: pd.DataFrame, chosen: list[int]) -> tuple[str, ...]:
+    """A phrase for the steps that were not chosen, if there are any."""
+    have = launches["step"].nunique()
+    return (f"{have - len(chosen):,} of {have:,} steps",) if len(chosen) < have else ()
 
 
 def _typical(launches: pd.DataFrame) -> int:

@@ -19,6 +19,8 @@ from megatrace.schema.layout import (
     SM_MASK_WORDS,
 )
 
+_WISHES = ("level", "every_n", "burst", "window_begin", "window_end", "timeline_limit")
+
 ALL_SMS = (1 << 32 * SM_MASK_WORDS) - 1
 
 
@@ -72,7 +74,7 @@ def write_control(ring: RingFile, control: Control) -> int:
         )
     seq = (int(page["seq"]) | 1) & 0xFFFFFFFF
     page["seq"] = seq
-    for name in ("level", "every_n", "burst", "window_begin", "window_end", "timeline_limit"):
+    for name in _WISHES:
         page[name] = getattr(control, name)
     page["sm_mask"] = control.sm_words
     seq = (seq + 1) & 0xFFFFFFFF
@@ -110,5 +112,4 @@ def _page(ring: RingFile, dtype: np.dtype[Any], offset: int) -> Any:
 
 def _control(page: Any) -> Control:
     mask = sum(int(word) << 32 * i for i, word in enumerate(page["sm_mask"]))
-    names = ("level", "every_n", "burst", "window_begin", "window_end", "seq")
-    return Control(sm_mask=mask, **{name: int(page[name]) for name in names})
+    return Control(sm_mask=mask, **{name: int(page[name]) for name in (*_WISHES, "seq")})

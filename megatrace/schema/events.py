@@ -136,16 +136,6 @@ CORE: tuple[Event, ...] = (
             Arg("dur_cycles", "cycles", "How long so far, at most 2**31 - 1."),
         ),
     ),
-    Event(
-        5,
-        "tick",
-        Kind.META,
-        "A clock sample on the edge of a globaltimer tick, once a launch and SM.",
-        args=(
-            Arg("globaltimer_lo", "ns", "Low 31 bits, just after it changed."),
-            Arg("clock_lo", "cycles", "Low 31 bits of the SM's clock, read with it."),
-        ),
-    ),
 )
 
 

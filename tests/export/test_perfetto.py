@@ -307,6 +307,16 @@ def test_the_host_build_is_named_as_such(tmp_path: Path) -> None:
     assert "rank 0 GPU (host build, device=cpu)" in names
 
 
+def test_ranks_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    done = export(small_trace(ranks=11, steps=1, layers=1, blocks=1), tmp_path / "t.pftrace")
+    names = [
+        name
+        for (name,) in done.opened.rows("select distinct name from track where name glob 'rank *'")
+    ]
+    # The viewer sorts roots by name.
+    assert sorted(names) == [f"rank {n:02} {what}" for n in range(11) for what in ("CPU", "GPU")]
+
+
 def test_by_default_one_step_is_shown_and_the_rest_is_said(tmp_path: Path) -> None:
     done = export(small_trace(steps=5), tmp_path / "t.pftrace", PerfettoOptions())
     assert len(done.result.steps) == 1

@@ -57,7 +57,7 @@ def test_a_page_of_another_shape_replaces_the_old_and_says_so(tmp_path: Path) ->
     old = AggregatePage.create(tmp_path, ranks=1, layers=1, roles=ROLES)
     viewer = AggregatePage.attach(tmp_path)
     publish(old, 3)
-    assert not viewer.replaced
+    assert [viewer.replaced] == [False]
     new = AggregatePage.create(tmp_path, ranks=4, layers=2, roles=ROLES)
     assert viewer.replaced
     assert (viewer.read().count == 3).all()

@@ -86,7 +86,7 @@ WRITER = """
     ring = RingFile.attach(Path(sys.argv[1]), writable_control=True)
     print("ready", flush=True)
     for n in range(1, 4001):
-        write_control(ring, Control(1, n, n, n, n, n))
+        write_control(ring, Control(1, n, n, n, n, n, n))
 """
 
 
@@ -98,5 +98,5 @@ def test_no_half_of_a_change_is_seen_while_another_process_writes(make_ring: Mak
             control = read_control(ring, timeout_s=5)
             if control.seq:
                 n = control.every_n
-                assert control == Control(1, n, n, n, n, n, seq=control.seq)
+                assert control == Control(1, n, n, n, n, n, n, seq=control.seq)
                 seen = control.every_n

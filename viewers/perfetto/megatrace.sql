@@ -56,7 +56,9 @@ select
   sum(record.dur) / 1e3 as warp_us,
   round(
     100.0 * sum(record.dur) / launch.dur / (
-      select count() from megatrace_warp as warp where warp.gpu = launch.gpu
+      select count(distinct warp.block || warp.warp)
+      from megatrace_warp as warp
+      where warp.gpu = launch.gpu
     ), 1
   ) as percent
 from megatrace_record as record

@@ -53,10 +53,5 @@ struct hang {  // A wait has outlasted its bound; flushed at once, the kernel ma
   static constexpr Kind kind = Kind::meta;
   static constexpr const char* name = "hang";
 };
-struct tick {  // A clock sample on the edge of a globaltimer tick, once a launch and SM.
-  static constexpr uint32_t id = 5;
-  static constexpr Kind kind = Kind::meta;
-  static constexpr const char* name = "tick";
-};
 }  // namespace core
 }  // namespace megatrace
