@@ -83,18 +83,16 @@ def encode_sequence(sequence_id: int, slices: Slices, names: Names) -> list[Buff
 def _events(sequence_id: int, slices: Slices, interned: _Interned) -> tuple[I8, I8, Tails]:
     """Time of each event in order, which tail it has, and the tails."""
     tracks = _Used.of(slices.track)
-    width = len(tracks.values)
+    width, labels = len(tracks.values), interned.labels
     track = np.take(tracks.place, slices.track)
-    label = np.take(interned.labels.place, slices.label)
     lasting = slices.dur_ns > 0
-    # 0..width: the end of a slice; then two codes, begin and instant, a label.
-    ends = np.flatnonzero(lasting)
-    code = np.where(lasting, 1, 2)
-    code += label << 1
-    code *= width
+    ends, instants = np.flatnonzero(lasting), np.flatnonzero(~lasting)
+    # 0..width: the end of a slice; then two codes a label, begin and instant.
+    code = np.take(width * (1 + 2 * labels.place), slices.label)
     code += track
+    code[instants] += width
     pick = np.concatenate([track[ends], code])
-    codes = np.arange(width * (1 + 2 * len(interned.labels.values)))
+    codes = np.arange(width * (1 + 2 * len(labels.values)))
     if len(codes) > len(pick):
         used = _Used.of(pick)
         codes, pick = used.values, np.take(used.place, pick)

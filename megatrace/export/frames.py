@@ -175,17 +175,17 @@ def _events(
     trace: Trace, rank: int, rows: I8
 ) -> tuple[tuple[Event, ...], I4, tuple[tuple[str, ...], ...], I8]:
     """Events of the rank's table, each record's index among them, arguments' names and values."""
-    table = {event.name: event for event in trace.tables[rank]}
+    events = tuple(trace.tables[rank])
+    place = {event.name: index for index, event in enumerate(events)}
     code, names = _codes(trace.records["event"], rows)
-    known = [name for name in names if name in table]
-    index = np.array([known.index(n) if n in table else -1 for n in names] or [-1], np.int32)
-    arg_names = tuple(tuple(trace.arg_names.get(name, ())) for name in known)
+    index = np.array([place.get(name, 0) for name in names] or [0], np.int32)
+    arg_names = tuple(tuple(trace.arg_names.get(event.name, ())) for event in events)
     width = max(map(len, arg_names), default=0)
     columns = [f"a{i}" for i in range(width) if f"a{i}" in trace.records]
     args = np.array([_column(trace.records, name, rows) for name in columns], np.int64).reshape(
         len(columns), len(rows)
     )
-    return tuple(table[name] for name in known), index[code], arg_names, args
+    return events, index[code], arg_names, args
 
 
 def _column(

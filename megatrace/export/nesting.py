@@ -45,16 +45,19 @@ def _crossing(track: I4, begin: I8, end: I8) -> Mask:
     if not len(track):
         return found
     # Times shifted apart by track, so that one running maximum serves all tracks.
-    first = int(begin.min())
-    shift = track.astype(np.int64) * (int(end.max()) - first + 1) - first
+    first, span = int(begin.min()), int(end.max()) - int(begin.min()) + 1
+    nearest = track.astype(np.int64) - int(track[0])
+    if span > np.iinfo(np.int64).max // (int(nearest[-1]) + 1):
+        return ~found
+    shift = nearest * span - first
     rows = np.arange(len(track))
     begin, end = begin + shift, end + shift
     for _ in range(MAX_DEPTH):
-        if not len(rows):
-            break
         reach = np.maximum.accumulate(end)
         inside = np.zeros(len(rows), np.bool_)
         inside[1:] = begin[1:] < reach[:-1]
+        if not inside.any():
+            return found
         outer = np.maximum.accumulate(np.where(inside, 0, np.arange(len(rows))))[inside]
         found[rows[inside]] |= end[inside] > end[outer]
         rows, begin, end = rows[inside], begin[inside], end[inside]

@@ -12,6 +12,7 @@ import pandas as pd
 from megatrace.errors import UsageError
 from megatrace.export.wire import I8, Mask
 
+_MAX_NS = 1 << 62
 Steps = Collection[int] | Literal["one", "all"]
 
 
@@ -38,8 +39,13 @@ def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: 
         return Selection(np.zeros(0, np.bool_), (), ())
     wanted = chosen_steps(launches, steps)
     left_out = list(steps_left_out(launches, wanted))
-    step = launches["step"].to_numpy()
+    step, begin = launches["step"].to_numpy(), launches["begin_ns"].to_numpy()
     chosen = np.isin(step, wanted)
+    # Damaged headers can place a launch where no clock has ever been.
+    nowhere = chosen & ((begin < 0) | (begin >= _MAX_NS))
+    if nowhere.any():
+        chosen &= ~nowhere
+        left_out.append(f"{int(nowhere.sum()):,} launches of warps at impossible times")
     chosen, cut = _within(launches, records, chosen, budget)
     if cut:
         left_out.append(f"{cut} (budget of {budget:,} slices)")

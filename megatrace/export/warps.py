@@ -73,7 +73,9 @@ def _draw_args(scene: Scene, records: RankRecords, rows: I8) -> None:
     scene.arg(rows[drawn], "slot", records.slot[drawn])
     for code, (event, names) in enumerate(zip(records.events, records.arg_names, strict=True)):
         mine = np.flatnonzero((records.event == code) & (rows >= 0))
-        if event.kind is Kind.META and names and len(mine):
+        if not len(mine):
+            continue
+        if event.kind is Kind.META and names:
             _name_waits(scene, records, rows, mine)
             continue
         for place, name in enumerate(names):

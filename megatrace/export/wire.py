@@ -123,9 +123,8 @@ def join_packets(delta: I8, tails: Tails, pick: Integers) -> memoryview:
     is stored later; a head is filled up to its 8 bytes with the begin of its own tail.
     """
     tail_size = np.take(tails.size, pick)
-    head, head_size = _heads(delta, tail_size)
-    head |= np.take(tails.words[0], pick) << (head_size << 3).view(np.uint64)
-    end = np.cumsum(head_size + tail_size)
+    head, size = _heads(delta, tail_size)
+    end = np.cumsum(size)
     out = np.empty(int(end[-1]) + 8, np.uint8)
     words = np.ndarray((len(out) - 7,), "<u8", out, 0, (1,))
     pairs = np.ndarray((len(out) - 15,), _PAIR, out, 0, (1,))
@@ -135,34 +134,37 @@ def join_packets(delta: I8, tails: Tails, pick: Integers) -> memoryview:
         words[tail_at[rows] + 8 * word] = np.take(tails.words[word], pick[rows])
     first_two = np.ascontiguousarray(tails.words[:2].T).view(_PAIR)[:, 0]
     pairs[tail_at] = np.take(first_two, pick)
-    words[tail_at - head_size] = head
+    end -= size
+    tail_at -= end
+    tail_at <<= 3
+    head |= np.take(tails.words[0], pick) << tail_at.view(np.uint64)
+    words[end] = head
     return out[:-8].data
 
 
 def _heads(delta: I8, tail_size: I8) -> tuple[U8, I8]:
-    """The heads of packets, each in the low bytes of a word, and their sizes."""
-    time = delta.view(np.uint64).copy()
-    head_size = np.full(len(delta), 4)
-    long = np.flatnonzero(delta > 0x7F)
-    time_size = varint_size(delta[long])
-    time[long] = _varint_word(time[long], time_size)
-    head_size[long] += time_size - 1
-    head = time << np.uint64(24)
+    """The heads of packets, each in the low bytes of a word, and the packets' sizes."""
+    size = tail_size + 4
+    head = delta.view(np.uint64) << np.uint64(24)
+    late = np.flatnonzero(delta > 0x7F)
+    time = delta[late]
+    time_size = varint_size(time)
+    size[late] += time_size - 1
+    head[late] = _varint_word(time.view(np.uint64), time_size) << np.uint64(24)
     head |= np.uint64(tag(_TIMESTAMP, 0) << 16 | tag(_PACKET, 2))
-    body = head_size + tail_size
-    body -= 2
-    large = np.flatnonzero(body > 0x7F)
+    body = size.view(np.uint64) - np.uint64(2)
+    large = np.flatnonzero(size > 0x7F + 2)
     if len(large):
-        if int(body[large].max()) >= 1 << 14:
+        if int(size[large].max()) >= 1 << 14:
             raise ValueError("a packet of more than 16 KiB")
-        # Its size takes a second byte, between the first and the time.
+        # The size of the body takes a second byte, between the first and the time.
         head[large] = (head[large] & ~np.uint64(0xFFFF)) << np.uint64(8)
         head[large] |= np.uint64(tag(_PACKET, 2))
-        head_size[large] += 1
-        size = body[large].view(np.uint64)
-        body[large] = _varint_word(size, np.full(len(large), 2)).view(np.int64)
-    head |= body.view(np.uint64) << np.uint64(8)
-    return head, head_size
+        body[large] = _varint_word(body[large], np.full(len(large), 2))
+        size[large] += 1
+    body <<= np.uint64(8)
+    head |= body
+    return head, size
 
 
 def _varint(value: int) -> bytes:

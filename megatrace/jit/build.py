@@ -49,7 +49,7 @@ def build(kernel: Kernel, target: str) -> Path:
     Raises BuildError with the compiler's words.
     """
     compiler = host_compiler() if target == HOST else cuda_compiler()
-    flags = _flags(kernel, target)
+    flags = _flags(kernel, target, compiler)
     folder = _cache_dir() / f"{kernel.source.stem}-{target}-{_key(kernel, target, compiler, flags)}"
     library = folder / "kernel.so"
     if library.exists():
@@ -86,7 +86,7 @@ def load(library: Path, table: EventTable) -> ctypes.CDLL:
     return loaded
 
 
-def _flags(kernel: Kernel, target: str) -> list[str]:
+def _flags(kernel: Kernel, target: str, compiler: Compiler) -> list[str]:
     defines = [f"-D{name}={value}" for name, value in sorted(kernel.defines.items())]
     if target == HOST:
         own = [
@@ -106,8 +106,15 @@ def _flags(kernel: Kernel, target: str) -> list[str]:
             "-lineinfo",
             f"-gencode=arch=compute_{arch},code=sm_{arch}",
             "-Xcompiler=-fPIC",
+            *_library_folder(compiler),
         ]
     return ["-std=c++17", "-shared", *own, *defines]
+
+
+def _library_folder(compiler: Compiler) -> list[str]:
+    """An nvcc from a wheel does not know where its own runtime library is."""
+    folder = compiler.path.resolve().parent.parent / "lib"
+    return [f"-L{folder}"] if folder.is_dir() else []
 
 
 def _key(kernel: Kernel, target: str, compiler: Compiler, flags: list[str]) -> str:

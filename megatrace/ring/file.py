@@ -45,7 +45,7 @@ MAX_RING_BYTES = 1 << 40
 class RingSpec:
     """What a ring file is made for.
 
-    ``lines`` (of 128 bytes, a warp) and ``host_capacity`` (records) are powers of two or 0;
+    ``lines`` (of 128 bytes, a warp, not 1) and ``host_capacity`` (records) are powers of two or 0;
     ``blocks * warps`` rings and ``layers`` rows of sums; ``device`` 0 cpu, 1 cuda;
     ``meta`` is JSON: ``roles``, ``kernels``, ``table`` ... Raises UsageError otherwise.
     """
@@ -72,6 +72,9 @@ class RingSpec:
                     f"ring: {name}={value} is no power of two",
                     hint=f"use {1 << value.bit_length()}",
                 )
+
+        if self.lines == 1:
+            raise UsageError("ring: one line a warp cannot tell old from new", hint="use 2 or more")
 
     @property
     def rings(self) -> int:

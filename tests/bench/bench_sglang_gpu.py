@@ -116,8 +116,10 @@ def main() -> int:
     parser.add_argument("--log", default="server")
     parser.add_argument("--capture", type=Path, default=Path("sglang.mtr"))
     parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("args", nargs="*", help="for both servers")
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:split])
+    options.args = words[split + 1 :]
     until_s = time.monotonic() + options.ready_s
     servers = {
         RECORDED: start(RECORDED, options, options.capture),

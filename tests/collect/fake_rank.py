@@ -189,10 +189,12 @@ def _steps(fake: FakeRank, options: argparse.Namespace) -> None:
     decision = Decision()
     for step in range(1, options.steps + 1):
         control = read_control(fake.ring)
-        level = decision.level(control, step, begun=fake.timeline_steps)
+        opened = bool(options.window) and options.window[0] <= step < options.window[1]
+        level = decision.level(
+            control, step, begun=fake.timeline_steps, window_open=opened and control.every_n == 1
+        )
         timeline = level == LEVEL_TIMELINE if options.obey else True
         fake.step(step, timeline=timeline)
-        opened = bool(options.window) and options.window[0] <= step < options.window[1]
         old = read_ack(fake.ring)
         write_ack(
             fake.ring,

@@ -88,6 +88,12 @@ def test_lanes_that_are_no_defect_are_not_counted() -> None:
     assert spread(overlapping, tracks_of(1, async_=True))[1] == 0
 
 
+def test_times_too_far_apart_for_the_fast_way_are_checked_all_the_same() -> None:
+    far = 1 << 61
+    rows = [(0, 0, 10), (0, 5, 10), (900, far, 10), (900, far + 5, 10), (901, far, 10)]
+    assert lanes(slices_of(rows)).tolist() == [0, 1, 0, 1, 0]
+
+
 def test_abutting_slices_share_a_lane() -> None:
     assert not lanes(slices_of([(0, 0, 10), (0, 10, 10), (0, 20, 0), (0, 20, 5)])).any()
 

@@ -20,6 +20,7 @@ from megatrace.export.encoder import Buffer, encode_sequence
 from megatrace.export.slices import sequences
 from megatrace.export.tracks import Track, Tracks, spread
 from megatrace.paths import asset_dir
+from megatrace.schema import Cause, Event, EventTable, Kind
 from tests.export.pictures import NAMES, slices_of
 from tests.export.trace_processor import OpenTrace
 from tests.export.traces import (
@@ -186,6 +187,60 @@ def test_every_arrow_joins_a_producer_and_a_wait_of_its_slot(two_ranks: Exported
     assert all(before for *_, before in rows)
 
 
+def test_arrows_stay_within_what_a_slot_names(two_ranks: Exported) -> None:
+    views = (asset_dir() / "viewers/perfetto/megatrace.sql").read_text()
+    rows = two_ranks.opened.rows(
+        views + "select made.name as name, made.gpu = wait.gpu as gpu, "
+        "made.block = wait.block as block from megatrace_edge "
+        "join megatrace_record as made on made.id = producer_id "
+        "join megatrace_record as wait on wait.id = wait_id"
+    )
+    assert all(gpu for _, gpu, _ in rows)
+    # A stage is its block's own; a layer is the whole GPU's.
+    assert all(block for name, _, block in rows if name == "load")
+    assert not all(block for name, _, block in rows if name == "done")
+
+
+def test_a_publish_to_a_peer_reaches_another_rank(tmp_path: Path) -> None:
+    peer = EventTable(
+        "peer",
+        (
+            Event(16, "send", Kind.PUBLISH, "A part is on its way.", edge="part"),
+            Event(17, "recv", Kind.WAIT, "It is not there.", cause=Cause.PEER, edge="part"),
+        ),
+    )
+    sender, receiver = Builder(0), Builder(1)
+    for builder, event, begin, dur in ((sender, "send", 500, 0), (receiver, "recv", 1200, 400)):
+        builder.record(
+            builder.launch(begin_ns=EPOCH_NS + 1000 * builder.rank),
+            event,
+            EPOCH_NS + begin,
+            dur,
+            table=peer,
+            slot=3,
+        )
+    trace = replace(assemble([sender, receiver]), tables={0: peer, 1: peer})
+    done = export(trace, tmp_path / "t.pftrace")
+    assert done.result.flows == 1
+    ends = done.opened.rows(
+        "select a.name as a, b.name as b from flow join slice as a on slice_out = a.id "
+        "join slice as b on slice_in = b.id"
+    )
+    assert sorted(ends[0]) == ["recv", "send"]
+
+
+def test_a_hang_names_the_wait_it_is_in(tmp_path: Path) -> None:
+    builder = Builder()
+    row = builder.launch(end_ns=-1, complete=False)
+    builder.record(row, "hang", EPOCH_NS + 50, a0=25, slot=2)
+    done = export(assemble([builder]), tmp_path / "t.pftrace")
+    rows = done.opened.rows(
+        "select slice.name as name, extract_arg(slice.arg_set_id, 'debug.waits_in') as wait, "
+        f"extract_arg(slice.arg_set_id, 'debug.slot') as slot {ON_WARPS}"
+    )
+    assert rows == [("HANG", "full", 2)]
+
+
 def test_host_steps_are_above_their_gpu_and_launch_its_steps(two_ranks: Exported) -> None:
     rows = two_ranks.opened.rows(
         "select host.name as name, gpu.name as step from flow "
@@ -297,6 +352,15 @@ def test_a_capture_of_the_host_alone_is_shown_on_its_own_clock(tmp_path: Path) -
     done = export(assemble([Builder()], host=host, clocks={}), tmp_path / "t.pftrace")
     rows = done.opened.rows("select name, ts, dur from slice where category = 'host'")
     assert rows == [("decode", HOST_EPOCH_NS, 500)]
+    assert done.opened.complaints() == []
+
+
+def test_launches_without_records_are_shown(tmp_path: Path) -> None:
+    builder = Builder()
+    builder.launch(layer=3)
+    done = export(assemble([builder]), tmp_path / "t.pftrace")
+    rows = done.opened.rows("select name, dur from slice where category = 'launch'")
+    assert rows == [("layer 3", LAUNCH_NS)] * 2
     assert done.opened.complaints() == []
 
 

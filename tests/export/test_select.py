@@ -78,6 +78,16 @@ def test_the_budget_keeps_the_earliest_launches() -> None:
     assert last_kept < trace.launches["launch"][~chosen.launches].min()
 
 
+@pytest.mark.parametrize("begin_ns", [-5, 1 << 62])
+def test_launches_at_impossible_times_are_left_out_aloud(begin_ns: int) -> None:
+    builder = steps_of(900)
+    builder.launch(begin_ns=begin_ns, end_ns=begin_ns + 5)
+    trace = assemble([builder])
+    chosen = select(trace.launches, trace.records, "all", 10)
+    assert chosen.launches.tolist() == [True, False]
+    assert chosen.left_out == ("1 launches of warps at impossible times",)
+
+
 def test_nothing_is_chosen_of_nothing() -> None:
     trace = assemble([Builder()], clocks={})
     chosen = select(trace.launches, trace.records, "one", 10)

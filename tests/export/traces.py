@@ -72,10 +72,16 @@ class Builder:
         return len(self.launches) - 1
 
     def record(
-        self, launch: int, event: str, begin_ns: int, dur_ns: int = 0, **fields: Any
+        self,
+        launch: int,
+        event: str,
+        begin_ns: int,
+        dur_ns: int = 0,
+        table: EventTable = TABLE,
+        **fields: Any,
     ) -> None:
         """Add a record of one launch row."""
-        of = next(e for e in TABLE if e.name == event)
+        of = next(e for e in table if e.name == event)
         owner = self.launches[launch]
         row: dict[str, Any] = {
             name: owner[name]

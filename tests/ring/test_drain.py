@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatrace.errors import UsageError
 from megatrace.ring.drain import Drained, LineReader
 from megatrace.ring.file import RingFile
 from megatrace.schema.layout import HALF_WORDS
@@ -234,14 +235,9 @@ def test_two_readers_of_one_ring_do_not_disturb_each_other(make_ring: MakeRing) 
         assert [numbers(reader.drain(), 3) for reader in readers] == [[1, 2, 3, 4, 5, 6]] * 2
 
 
-def test_a_ring_of_one_line_is_drained_and_counted(make_ring: MakeRing) -> None:
-    ring = make_ring(lines=1)
-    writer, reader = LineWriter(ring), LineReader(ring)
-    writer.write(0)
-    assert numbers(reader.drain()) == [1]
-    writer.write(0, 3)
-    assert numbers(reader.drain()) == [4]
-    assert reader.lost_per_ring[0] == 2
+def test_a_ring_of_one_line_is_refused(make_ring: MakeRing) -> None:
+    with pytest.raises(UsageError, match="one line a warp"):
+        make_ring(lines=1)
 
 
 def test_a_file_without_line_rings_gives_none(make_ring: MakeRing) -> None:

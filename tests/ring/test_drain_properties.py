@@ -29,7 +29,7 @@ class Device(RuleBasedStateMachine):
     """Rings of a few lines, a writer whose stores are posted, and one reader."""
 
     @initialize(
-        lines=st.sampled_from([1, 2, 4, 8]),
+        lines=st.sampled_from([2, 4, 8]),
         first=st.sampled_from([1, 2**31 - 6, 2**32 - 6]),
         patient=st.booleans(),
     )
