@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from megatrace.analysis.launches import launch_numbers
 from megatrace.analysis.lines import I8, Rows
 from megatrace.analysis.rank import UNPLACED, Placed, Rank, host_records
+from megatrace.analysis.server import STAGES, STEP_ARGS
 from megatrace.analysis.spans import pair
 from megatrace.analysis.tables import CODES, own_args
 from megatrace.analysis.words import Records
 from megatrace.capture.reader import Capture
+from megatrace.clock import ClockModel
 from megatrace.errors import ClockError
 from megatrace.schema import HOST, Kind
 
-_STEP_COLUMNS = ("batch_size", "tokens", "graph", "accepted")
 
 
 def launch_frame(
@@ -33,7 +36,7 @@ def launch_frame(
         "warp": ring % rank.warps,
         "role": _role(rank, ring),
         "sm": launches.sm[rows],
-        "launch": launches.launch[rows],
+        "launch": launch_numbers(launches, placed.begin_ns)[rows],
         "step": launches.step[rows],
         "kernel": _kernel(rank, launches.kernel[rows]),
         "layer": launches.layer[rows],
@@ -67,7 +70,7 @@ _RECORD_TYPES = {
 _HOST_TYPES = {
     "event": "str", "rank": "uint16", "step": "int64", "begin_ns": "int64", "end_ns": "int64",
     "host_begin_ns": "int64", "host_end_ns": "int64",
-    **dict.fromkeys(_STEP_COLUMNS, "int64"), "text": "str",
+    **dict.fromkeys(STEP_ARGS, "int64"), "text": "str",
 }  # fmt: skip
 
 
@@ -91,8 +94,10 @@ def record_columns(
     rate = rank.placed.ns_per_cycle[owner]
     launches = rank.scan.launches
     event = records.event[rows]
-    begin = rank.placed.begin_ns[owner] + np.rint(records.t[rows] * rate).astype(np.int64)
-    dur = np.rint(cycles[rows] * rate).astype(np.int64)
+    start, since = rank.placed.begin_ns[owner], records.t[rows]
+    begin = start + np.rint(since * rate).astype(np.int64)
+    # Ends are rounded as begins are: what abuts in cycles does in ns.
+    dur = start + np.rint((since + cycles[rows]) * rate).astype(np.int64) - begin
     ring = launches.ring[owner]
     columns: dict[str, Any] = {
         "rank": np.full(len(rows), rank.rank, np.uint16),
@@ -191,32 +196,33 @@ def _args(rank: Rank, records: Records, rows: Rows, width: int) -> list[I8]:
     return out
 
 
-def host_frame(capture: Capture, ranks: list[Rank]) -> pd.DataFrame:
+def host_frame(
+    capture: Capture, ranks: Iterable[int], clocks: Mapping[int, ClockModel]
+) -> pd.DataFrame:
     """Host events of the ranks, on each rank's globaltimer where clock samples allow."""
     names = {event.id: event.name for event in HOST}
-    stepped = [e.id for e in HOST if len(e.args) == len(_STEP_COLUMNS)]
     parts = []
     for rank in ranks:
-        rows = host_records(capture, rank.rank)
+        rows = host_records(capture, rank)
         rows = rows[~np.isin(rows["event"], UNPLACED)]
         begin, end = rows["begin_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
         try:
-            if rank.clock is None:
-                raise ClockError(f"rank {rank.rank} has no clock")
-            placed = rank.clock.from_host_ns(begin), rank.clock.from_host_ns(end)
+            if rank not in clocks:
+                raise ClockError(f"rank {rank} has no clock")
+            placed = clocks[rank].from_host_ns(begin), clocks[rank].from_host_ns(end)
         except ClockError:
             placed = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int64)
-        has = np.isin(rows["event"], stepped)
+        has = np.isin(rows["event"], list(STAGES))
         columns: dict[str, Any] = {
             "event": [names.get(int(e), f"event {e}") for e in rows["event"]],
-            "rank": np.full(len(rows), rank.rank, np.uint16),
+            "rank": np.full(len(rows), rank, np.uint16),
             "step": rows["step"].astype(np.int64),
             "begin_ns": placed[0],
             "end_ns": placed[1],
             "host_begin_ns": begin,
             "host_end_ns": end,
         }
-        for i, name in enumerate(_STEP_COLUMNS):
+        for i, name in enumerate(STEP_ARGS):
             columns[name] = np.where(has, rows["values"][:, i], -1)
         columns["text"] = [
             bytes(t)[:n].decode("utf-8", "replace")

@@ -311,6 +311,18 @@ def whole_launches(launches: Launches) -> tuple[Rows, Rows]:
     return order, np.flatnonzero(fresh)
 
 
+def launch_numbers(launches: Launches, begin_ns: I8) -> I8:
+    """[L] which launch of the GPU each launch of a warp belongs to, from 0 in order of begin."""
+    order, first = whole_launches(launches)
+    group = np.empty(len(order), np.int64)
+    group[order] = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
+    begin = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(begin, group, begin_ns)
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(begin, kind="stable")] = np.arange(len(first))
+    return place[group]
+
+
 def _no_launches() -> Launches:
     i4, i8, no = np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, bool)
     return Launches(i4, i8, i8, i8, i4, i4, i4, no, i8, i8, no, i8, i8, i8)

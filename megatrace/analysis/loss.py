@@ -63,9 +63,15 @@ class LossRow:
 
 @dataclass(frozen=True, slots=True)
 class LossTable:
-    """The loss of all ranks."""
+    """The loss of all ranks.
+
+    Of a capture that is not ``complete`` the recorder's own count is missing: what is
+    lost is at least what the rows say.
+    """
 
     rows: tuple[LossRow, ...]
+    complete: bool = True
+    host_records_lost: int = 0
 
     @property
     def lines_lost(self) -> int:
@@ -75,26 +81,30 @@ class LossTable:
     @property
     def any(self) -> bool:
         """Whether anything at all is missing or unreadable."""
-        return any(
+        return bool(self.host_records_lost) or any(
             row.lines_lost or row.words_lost or row.orphaned or row.malformed for row in self.rows
         )
 
     def sentence(self) -> str:
         """One line for titles: what is missing, and how well that is known."""
         if not self.any:
-            return "nothing lost"
+            return "nothing lost" if self.complete else "unknown"
         seen = sum(row.lines_seen for row in self.rows)
         lost = self.lines_lost
         words = sum(row.words_lost for row in self.rows)
         unknown = sum(row.words_unknown_max for row in self.rows)
-        parts = [f"{lost:,} of {lost + seen:,} lines lost", f"{words:,} words lost"]
+        parts = []
+        if self.rows:
+            parts = [f"{lost:,} of {lost + seen:,} lines lost", f"{words:,} words lost"]
         if unknown:
             parts[1] += f" and up to {unknown:,} more"
         if orphaned := sum(row.orphaned for row in self.rows):
             parts.append(f"{orphaned:,} words without a launch")
         if malformed := sum(row.malformed for row in self.rows):
             parts.append(f"{malformed:,} malformed")
-        return ", ".join(parts)
+        if self.host_records_lost:
+            parts.append(f"{self.host_records_lost:,} host records lost")
+        return ("" if self.complete else "at least ") + ", ".join(parts)
 
 
 def account(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from megatrace.analysis.loss import LossTable
-from megatrace.analysis.report import EventRow, KernelRow, Report, StallRow
+from megatrace.analysis.report import EventRow, KernelRow, Report, ServerStepRow, StallRow
 
 WIDTH = 100
 TOP_EVENTS = 40
@@ -16,6 +15,7 @@ def to_text(report: Report, *, top: int = TOP_EVENTS) -> str:
     """The whole report. ``top`` limits the tables of events and layers, and says so."""
     sections = [
         _title(report),
+        _server(report, top),
         _kernels(report, top),
         _stalls(report),
         _events(report, top),
@@ -54,16 +54,10 @@ def _fit(text: str, width: int) -> str:
 
 def _title(report: Report) -> str:
     state = "complete" if report.complete else "INCOMPLETE"
-    steps = f"{report.steps.recorded:,} steps recorded"
-    if report.steps.seen is not None:
-        steps += f" of {report.steps.seen:,} seen ({report.steps.source})"
-    else:
-        steps += f" ({report.steps.source})"
-    ranks = "1 rank" if report.ranks == 1 else f"{report.ranks} ranks"
     lines = [
         report.path,
-        f"device={report.device}, {ranks}, {steps}, {state}",
-        f"loss: {LossTable(report.loss).sentence()}",
+        f"{_device(report)}, {state}",
+        f"loss: {report.loss_sentence()}",
         f"clock: {_clock_sentence(report)}",
     ]
     if report.device == "cpu":
@@ -74,15 +68,58 @@ def _title(report: Report) -> str:
     return "\n".join(lines)
 
 
+def _device(report: Report) -> str:
+    if not report.ranks:
+        if not report.steps_of_server:
+            return "no traced kernel, no steps of a server"
+        seen = f", {report.steps.seen:,} steps seen" if report.steps.seen is not None else ""
+        ranks = len({row.rank for row in report.steps_of_server})
+        return f"no traced kernel; host spans only, {_ranks(ranks)}{seen}"
+    steps = f"{report.steps.recorded:,} steps recorded"
+    if report.steps.seen is not None:
+        steps += f" of {report.steps.seen:,} seen ({report.steps.source})"
+    else:
+        steps += f" ({report.steps.source})"
+    return f"device={report.device}, {_ranks(report.ranks)}, {steps}"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
 def _clock_sentence(report: Report) -> str:
+    if not report.ranks:
+        return "the host's own"
     errors = [row.error_ns for row in report.clocks if row.error_ns is not None]
     hosts = [row.host_error_ns for row in report.clocks if row.host_error_ns is not None]
     if not errors:
         return "no launch could be placed in time"
     text = f"times within ±{max(errors):,.0f} ns on each GPU"
     if hosts:
-        text += f", against the host ±{_us(max(hosts) / 1e3)} us"
+        text += f", against the host ±{_number(max(hosts) / 1e3)} us"
     return text
+
+
+def _server(report: Report, top: int) -> str:
+    rows = report.steps_of_server
+    if not rows:
+        return ""
+    head = (
+        "event", "rank", "count", "total ms", "median ms", "p95 ms", "mean batch", "tokens",
+        "graph", "accept length", "requests",
+    )  # fmt: skip
+    text = table(head, [_server_cells(row) for row in rows[:top]])
+    note = "On the host's clock: on a GPU a forward returns when its work is queued."
+    return _titled("Steps of the server", text, rows, rows[:top]) + f"\n{note}"
+
+
+def _server_cells(row: ServerStepRow) -> tuple[str, ...]:
+    return (
+        row.event, str(row.rank), f"{row.count:,}", _number(row.total_ms),
+        _number(row.median_ms), _number(row.p95_ms), f"{row.mean_batch_size:,.1f}",
+        f"{row.tokens:,}", "" if row.graph_share is None else f"{100 * row.graph_share:.0f} %",
+        "" if row.accept_length is None else f"{row.accept_length:.2f}", f"{row.requests:,}",
+    )  # fmt: skip
 
 
 def _kernels(report: Report, top: int) -> str:
@@ -98,8 +135,8 @@ def _kernels(report: Report, top: int) -> str:
 
 def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
     return (
-        row.kernel, str(row.layer), f"{row.launches:,}", f"{row.timed:,}", _us(row.total_us),
-        _us(row.median_us), _us(row.p95_us),
+        row.kernel, str(row.layer), f"{row.launches:,}", f"{row.timed:,}", _number(row.total_us),
+        _number(row.median_us), _number(row.p95_us),
     )  # fmt: skip
 
 
@@ -116,7 +153,7 @@ def _stalls(report: Report) -> str:
 
 
 def _stall_cells(row: StallRow) -> tuple[str, ...]:
-    total = _us(row.total_us) if row.total_us is not None else f"{row.total_cycles:,} cycles"
+    total = _number(row.total_us) if row.total_us is not None else f"{row.total_cycles:,} cycles"
     return (
         row.role, row.cause, row.source, str(row.rank), f"{row.count:,}", total,
         f"{100 * row.share:.1f} %",
@@ -145,8 +182,8 @@ def _event_cells(row: EventRow) -> tuple[str, ...]:
     timed = row.kind in ("span", "stall", "wait")
     return (
         row.kernel, row.role, row.event, str(row.layer), row.cause or row.kind, f"{row.count:,}",
-        _us(row.total_us) if timed else "", _us(row.median_us) if timed else "",
-        _us(row.p95_us) if timed else "", f"{100 * row.share:.1f} %" if timed else "",
+        _number(row.total_us) if timed else "", _number(row.median_us) if timed else "",
+        _number(row.p95_us) if timed else "", f"{100 * row.share:.1f} %" if timed else "",
     )  # fmt: skip
 
 
@@ -158,8 +195,8 @@ def _prefetches(report: Report) -> str:
     )  # fmt: skip
     body = [
         (
-            row.kernel, row.edge, f"{row.count:,}", f"{row.late:,}", _us(row.late_median_us),
-            _us(row.late_p95_us), f"{row.early:,}", _us(row.early_at_most_median_us),
+            row.kernel, row.edge, f"{row.count:,}", f"{row.late:,}", _number(row.late_median_us),
+            _number(row.late_p95_us), f"{row.early:,}", _number(row.early_at_most_median_us),
             f"{row.unseen:,}" if row.arrival_visible else "no arrival",
         )
         for row in report.prefetches
@@ -175,7 +212,7 @@ def _hangs(report: Report) -> str:
     body = [
         (
             row.role, row.event, str(row.rank), str(row.sm), str(row.block), str(row.warp),
-            str(row.layer), str(row.slot), _us(row.waited_us),
+            str(row.layer), str(row.slot), _number(row.waited_us),
         )
         for row in report.hangs[:TOP_EVENTS]
     ]  # fmt: skip
@@ -184,6 +221,8 @@ def _hangs(report: Report) -> str:
 
 
 def _loss(report: Report) -> str:
+    if not report.loss:
+        return ""
     head = (
         "rank", "lines", "lost", "torn", "words", "lost", "unknown <=", "orphans", "malformed",
         "cut", "lost",
@@ -208,10 +247,14 @@ def _loss(report: Report) -> str:
         for row in report.loss
         if row.malformed
     ]
+    if not report.complete:
+        notes.append("No less than this: the capture is incomplete, what it lacks is unknown.")
     return "\n".join(["Loss", table(head, body), *notes])
 
 
 def _overhead(report: Report) -> str:
+    if not report.overhead:
+        return ""
     head = ("rank", "records", "words", "of them headers", "line bytes", "record share", "counters")
     body = [
         (
@@ -228,13 +271,15 @@ def _overhead(report: Report) -> str:
 
 
 def _clocks(report: Report) -> str:
+    if not report.clocks:
+        return ""
     head = ("rank", "device", "error ns", "held out", "GHz", "SMs", "samples", "host error us")
     body = [
         (
             str(row.rank), row.device, "" if row.error_ns is None else f"{row.error_ns:,.0f}",
             "yes" if row.held_out else "no", "" if row.ghz is None else f"{row.ghz:.4f}",
             str(row.sms), f"{row.samples:,}",
-            "unknown" if row.host_error_ns is None else _us(row.host_error_ns / 1e3),
+            "unknown" if row.host_error_ns is None else _number(row.host_error_ns / 1e3),
         )
         for row in report.clocks
     ]  # fmt: skip
@@ -251,8 +296,8 @@ def _more(text: str, all_rows: int, shown: int) -> str:
     return f"{text}\n{all_rows - shown:,} more rows are in the JSON"
 
 
-def _us(value: float) -> str:
-    """Microseconds with as many decimals as they are worth; empty for NaN."""
+def _number(value: float) -> str:
+    """As many decimals as the number is worth; empty for NaN."""
     if value != value:
         return ""
     return f"{value:,.0f}" if value >= 10_000 else f"{value:,.2f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from megatrace.analysis.loss import LossRow
+from megatrace.analysis.loss import LossRow, LossTable
 
 SCHEMA = "megatrace.report"
 VERSION = 1
@@ -147,27 +147,60 @@ class StepsSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerStepRow:
+    """Steps of one rank's server, or forwards of one kind, as its host timed them.
+
+    ``event`` is step, extend, decode, draft, verify or forward; on a GPU a forward returns
+    when its work is queued. ``mean_batch_size`` is in requests, ``tokens`` the rows of all
+    forwards, ``graph_share`` of those that ran as a CUDA graph. ``accept_length`` is tokens
+    accepted a request and verify, bonus included. None where nothing says.
+    """
+
+    rank: int
+    event: str
+    count: int
+    total_ms: float
+    median_ms: float
+    p95_ms: float
+    mean_batch_size: float
+    tokens: int
+    graph_share: float | None
+    accept_length: float | None
+    requests: int
+    """Different requests seen in these steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All tables of one capture."""
 
     path: str
     device: str
-    """``cpu`` (host build), ``cuda``, or both."""
+    """``cpu`` (host build), ``cuda``, or both; ``none`` without a traced kernel."""
     complete: bool
     problems: tuple[str, ...]
     ranks: int
+    """Those with a traced kernel."""
     steps: StepsSeen
+    steps_of_server: tuple[ServerStepRow, ...]
     kernels: tuple[KernelRow, ...]
     events: tuple[EventRow, ...]
     stalls: tuple[StallRow, ...]
     prefetches: tuple[PrefetchRow, ...]
     hangs: tuple[HangRow, ...]
+    lines_lost: int | None
+    """None where the capture is incomplete: no less than the rows of ``loss`` say."""
+    host_records_lost: int | None
     loss: tuple[LossRow, ...]
     overhead: tuple[OverheadRow, ...]
     clocks: tuple[ClockRow, ...]
     quantiles_exact: bool
     quantile_error: float
     """Largest relative error of medians and p95; 0 where they are exact."""
+
+    def loss_sentence(self) -> str:
+        """One line: what is missing, and how well that is known."""
+        return LossTable(self.loss, self.complete, self.host_records_lost or 0).sentence()
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts and lists; NaN becomes None."""

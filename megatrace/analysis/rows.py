@@ -12,7 +12,7 @@ from megatrace.analysis.launches import whole_launches
 from megatrace.analysis.lines import F8, I8
 from megatrace.analysis.loss import LossRow
 from megatrace.analysis.prefetch import waited_edges
-from megatrace.analysis.rank import Rank, host_records
+from megatrace.analysis.rank import Rank
 from megatrace.analysis.report import (
     ClockRow,
     EventRow,
@@ -22,9 +22,10 @@ from megatrace.analysis.report import (
     StallRow,
     StepsSeen,
 )
+from megatrace.analysis.server import host_ranks, steps_run
 from megatrace.analysis.words import Malformed
 from megatrace.capture.reader import Capture, CounterSamples
-from megatrace.schema import CAUSES, HOST
+from megatrace.schema import CAUSES
 from megatrace.schema.layout import (
     CLOSING_WORDS,
     HEADER_WORDS,
@@ -32,7 +33,6 @@ from megatrace.schema.layout import (
     RECORDS_PER_LINE,
 )
 
-_STEP = next(event.id for event in HOST if event.name == "step")
 _US = 1e-3
 
 
@@ -223,13 +223,10 @@ def clock_row(rank: Rank) -> ClockRow:
 def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
     """Steps that have a timeline, of the steps that ran, as the best witness counts them."""
     recorded: set[int] = set()
-    ran = 0
     for rank in ranks:
         steps = np.unique(rank.scan.launches.step)
         recorded.update(steps[steps > 0].tolist())
-        host = host_records(capture, rank.rank)
-        told = np.unique(host["step"][(host["event"] == _STEP) & (host["step"] > 0)])
-        ran = max(ran, len(told))
+    ran = max((len(steps_run(capture, rank)) for rank in host_ranks(capture)), default=0)
     if ran:
         return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records")
     if recorded:

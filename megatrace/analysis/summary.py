@@ -23,6 +23,7 @@ from megatrace.analysis.rows import (
     stall_rows,
     steps_of,
 )
+from megatrace.analysis.server import host_records_lost, server_step_rows
 from megatrace.analysis.spans import pair
 from megatrace.analysis.stats import RELATIVE_ERROR
 from megatrace.analysis.tables import SPAN
@@ -187,11 +188,14 @@ def _report(
         problems=tuple(problems),
         ranks=len(ranks),
         steps=steps_of(capture, ranks),
+        steps_of_server=server_step_rows(capture),
         kernels=kernel_rows(shared),
         events=event_rows([part.sums for part in parts], ranks, shared),
         stalls=tuple(row for part in parts for row in stall_rows(samples, part.rank, part.sums)),
         prefetches=prefetch_rows(shared, ranks),
         hangs=tuple(row for part in parts for row in part.hangs),
+        lines_lost=sum(row.lines_lost for row in loss) if capture.complete else None,
+        host_records_lost=host_records_lost(capture) if capture.complete else None,
         loss=tuple(loss),
         overhead=tuple(overhead_row(samples, p.rank, p.records) for p in parts),
         clocks=tuple(clock_row(rank) for rank in ranks),

@@ -20,6 +20,7 @@ from megatrace.analysis.loss import LossTable
 from megatrace.analysis.plan import pieces
 from megatrace.analysis.rank import Rank, load_rank
 from megatrace.analysis.rows import device_name, loss_row
+from megatrace.analysis.server import host_ranks, host_records_lost
 from megatrace.analysis.summary import ranks_of
 from megatrace.analysis.tables import own_args
 from megatrace.analysis.words import Malformed, decode_chunk
@@ -43,7 +44,7 @@ class Trace:
 
     ``host``: event, rank, step, begin_ns, end_ns (-1 where no clock samples tie the host
     to the rank), host_begin_ns, host_end_ns, batch_size, tokens, graph, accepted (-1:
-    none), text.
+    none), text. Ranks without a traced kernel have host events too.
 
     ``loss`` is of the whole capture, whatever was asked for; malformed words are counted
     in what was decoded. ``clock`` has no model for ranks whose launches cannot be placed;
@@ -76,8 +77,10 @@ def decode(
     table of events cannot be read; damage to lines and words is counted, never raised.
     """
     tables = capture.tables
-    chosen = [r for r in ranks_of(capture) if ranks is None or r in ranks]
+    traced, spoke = ranks_of(capture), host_ranks(capture)
+    chosen = [r for r in traced if ranks is None or r in ranks]
     loaded = [load_rank(capture, r, tables.get(r, EventTable("unknown", ()))) for r in chosen]
+    clocks = {rank.rank: rank.clock for rank in loaded if rank.clock is not None}
     launches: list[pd.DataFrame] = []
     records: list[pd.DataFrame] = []
     loss = []
@@ -91,9 +94,9 @@ def decode(
     return Trace(
         launches=_stack(launches, empty_launches()),
         records=_stack(records, empty_records()),
-        host=host_frame(capture, loaded),
-        loss=LossTable(tuple(loss)),
-        clock={rank.rank: rank.clock for rank in loaded if rank.clock is not None},
+        host=host_frame(capture, [r for r in spoke if ranks is None or r in ranks], clocks),
+        loss=LossTable(tuple(loss), capture.complete, host_records_lost(capture)),
+        clock=clocks,
         tables={rank.rank: rank.table for rank in loaded},
         devices={rank.rank: device_name(rank.facts.device) for rank in loaded},
         arg_names={e.name: own_args(e) for rank in loaded for e in rank.lut.events.values()},

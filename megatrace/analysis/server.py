@@ -1,0 +1,91 @@
+"""What the server's own steps say, whether or not a traced kernel ran in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrace.analysis.lines import I8
+from megatrace.analysis.rank import UNPLACED
+from megatrace.analysis.report import ServerStepRow
+from megatrace.capture.reader import Capture
+from megatrace.schema import HOST
+
+STEP_ARGS = ("batch_size", "tokens", "graph", "accepted")
+"""Names of the values of a step or forward, in their order."""
+STAGES = {e.id: e.name for e in HOST if tuple(a.name for a in e.args) == STEP_ARGS}
+"""Step, extend, decode, draft, verify and forward, by id."""
+_REQUEST = next(event.id for event in HOST if event.name == "request")
+_MS = 1e-6
+
+
+def host_ranks(capture: Capture) -> list[int]:
+    """Ranks with host events on a time line, sorted; facts and clock samples are none."""
+    host = capture.host()
+    ranks: list[int] = np.unique(host.rank[~np.isin(host.records["event"], UNPLACED)]).tolist()
+    return ranks
+
+
+def server_step_rows(capture: Capture) -> tuple[ServerStepRow, ...]:
+    """One row a rank and stage, in the order of the schema."""
+    host = capture.host()
+    rows = []
+    for rank in host_ranks(capture):
+        mine = host.records[host.rank == rank]
+        event = mine["event"]
+        requests = mine[event == _REQUEST]
+        ids = _texts(requests)
+        for number, name in STAGES.items():
+            stage = mine[event == number]
+            if len(stage):
+                seen = np.isin(requests["step"], stage["step"])
+                rows.append(_row(rank, name, stage, len(np.unique(ids[seen]))))
+    return tuple(rows)
+
+
+def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> ServerStepRow:
+    dur_ms = np.maximum(stage["end_ns"] - stage["begin_ns"], 0) * _MS
+    batch, tokens, graph, accepted = stage["values"].T
+    median, p95 = np.quantile(dur_ms, (0.5, 0.95)).tolist()
+    told = accepted >= 0
+    verified = int(batch[told].sum())
+    known = graph >= 0
+    return ServerStepRow(
+        rank=rank,
+        event=name,
+        count=len(stage),
+        total_ms=float(dur_ms.sum()),
+        median_ms=median,
+        p95_ms=p95,
+        mean_batch_size=float(batch.mean()),
+        tokens=int(tokens.sum()),
+        graph_share=float((graph[known] == 1).mean()) if known.any() else None,
+        accept_length=int(accepted[told].sum()) / verified if verified > 0 else None,
+        requests=requests,
+    )
+
+
+def steps_run(capture: Capture, rank: int) -> I8:
+    """Ids of the steps that the host of ``rank`` says it ran, sorted."""
+    host = capture.host()
+    step = next(number for number, name in STAGES.items() if name == "step")
+    mine = host.records[(host.rank == rank) & (host.records["event"] == step)]
+    ids: I8 = np.unique(mine["step"][mine["step"] > 0])
+    return ids
+
+
+def host_records_lost(capture: Capture) -> int:
+    """Host records overwritten before the recorder read them, as it counted them."""
+    latest = {(row.rank, str(row.fields.get("name"))): row for row in capture.facts("loss")}
+    counts = (row.fields.get("host_lost") for row in latest.values())
+    return sum(count for count in counts if isinstance(count, int))
+
+
+def _texts(records: NDArray[Any]) -> NDArray[np.bytes_]:
+    """Text of each record; NUL ends it."""
+    text = np.ascontiguousarray(records["text"]).view(np.uint8).reshape(len(records), -1)
+    beyond = np.arange(text.shape[1]) >= records["text_bytes"][:, None]
+    text[beyond] = 0
+    return text.view(f"S{text.shape[1]}").ravel()
