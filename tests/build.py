@@ -181,6 +181,8 @@ class Build:
     quantum_ns: int = 32
     host_offset_ns: int = -500_000_000
     """CLOCK_MONOTONIC less globaltimer."""
+    traced: bool = True
+    """Whether kernels write the ring; else it holds host records alone."""
     straddle: bool = False
     """Records may lie across two lines; the tracer's never do."""
     slow: bool = False
@@ -278,9 +280,11 @@ class Build:
 
     def write_to(self, writer: CaptureWriter) -> None:
         """Write everything of this rank."""
+        shape = (self.blocks, self.warps, self.capacity, self.layers, self.device)
+        blocks, warps, lines, layers, device = shape if self.traced else (0,) * 5
         writer.write_meta(
-            "ring", self.rank, name=f"rank{self.rank}", blocks=self.blocks, warps=self.warps,
-            lines=self.capacity, layers=self.layers, host_capacity=1024, device=self.device,
+            "ring", self.rank, name=f"rank{self.rank}", blocks=blocks, warps=warps,
+            lines=lines, layers=layers, host_capacity=1024, device=device,
             table_hash=f"{self.table.hash:016x}", table=self.table.to_json(),
             roles=list(self.roles), kernels={str(k): v for k, v in self.kernels.items()},
         )  # fmt: skip

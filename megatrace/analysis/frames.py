@@ -22,7 +22,6 @@ from megatrace.errors import ClockError
 from megatrace.schema import HOST, Kind
 
 
-
 def launch_frame(
     rank: Rank, rows: Rows, placed: Placed, uncertain: NDArray[np.bool_]
 ) -> pd.DataFrame:

@@ -105,11 +105,14 @@ def _server(report: Report, top: int) -> str:
     if not rows:
         return ""
     head = (
-        "event", "rank", "count", "total ms", "median ms", "p95 ms", "mean batch", "tokens",
-        "graph", "accept length", "requests",
+        "event", "rank", "count", "total ms", "median ms", "p95 ms", "batch", "tokens", "graph",
+        "accept", "requests",
     )  # fmt: skip
     text = table(head, [_server_cells(row) for row in rows[:top]])
-    note = "On the host's clock: on a GPU a forward returns when its work is queued."
+    note = (
+        "Times are of the host: on a GPU a forward returns when its work is queued. batch: mean\n"
+        "requests; graph: share run as a CUDA graph; accept: mean accept length of a request."
+    )
     return _titled("Steps of the server", text, rows, rows[:top]) + f"\n{note}"
 
 

@@ -22,7 +22,7 @@ from megatrace.analysis.report import (
     StallRow,
     StepsSeen,
 )
-from megatrace.analysis.server import host_ranks, steps_run
+from megatrace.analysis.server import steps_run
 from megatrace.analysis.words import Malformed
 from megatrace.capture.reader import Capture, CounterSamples
 from megatrace.schema import CAUSES
@@ -226,7 +226,7 @@ def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
     for rank in ranks:
         steps = np.unique(rank.scan.launches.step)
         recorded.update(steps[steps > 0].tolist())
-    ran = max((len(steps_run(capture, rank)) for rank in host_ranks(capture)), default=0)
+    ran = steps_run(capture)
     if ran:
         return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records")
     if recorded:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrace.analysis.lines import I8
 from megatrace.analysis.rank import UNPLACED
 from megatrace.analysis.report import ServerStepRow
 from megatrace.capture.reader import Capture
@@ -17,6 +16,7 @@ STEP_ARGS = ("batch_size", "tokens", "graph", "accepted")
 """Names of the values of a step or forward, in their order."""
 STAGES = {e.id: e.name for e in HOST if tuple(a.name for a in e.args) == STEP_ARGS}
 """Step, extend, decode, draft, verify and forward, by id."""
+_STEP = next(event.id for event in HOST if event.name == "step")
 _REQUEST = next(event.id for event in HOST if event.name == "request")
 _MS = 1e-6
 
@@ -67,13 +67,12 @@ def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> ServerStep
     )
 
 
-def steps_run(capture: Capture, rank: int) -> I8:
-    """Ids of the steps that the host of ``rank`` says it ran, sorted."""
+def steps_run(capture: Capture) -> int:
+    """How many steps ran, as the host of the rank says that tells of most; 0: none tells."""
     host = capture.host()
-    step = next(number for number, name in STAGES.items() if name == "step")
-    mine = host.records[(host.rank == rank) & (host.records["event"] == step)]
-    ids: I8 = np.unique(mine["step"][mine["step"] > 0])
-    return ids
+    rows = np.flatnonzero((host.records["event"] == _STEP) & (host.records["step"] > 0))
+    ran = np.unique(np.stack([host.rank[rows], host.records["step"][rows]]), axis=1)
+    return int(np.unique(ran[0], return_counts=True)[1].max(initial=0))
 
 
 def host_records_lost(capture: Capture) -> int:

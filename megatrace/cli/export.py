@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -166,6 +166,8 @@ def _write_table(
         trace, job.output, job.table, force=job.force, command=command, progress=progress
     )
     parts = [f"{result.rows:,} rows of {result.table}", result.loss]
+    if not result.rows and len(trace.host):
+        parts.append(f"no kernel was traced: --table host has {len(trace.host):,} rows")
     if left_out:
         parts.append("left out: " + ", ".join(left_out))
     return "; ".join(parts)
@@ -183,7 +185,10 @@ def _decode(job: _Job, capture: Capture) -> tuple[Trace, tuple[str, ...]]:
     if steps is None:
         return decode(capture), ()
     trace = decode(capture, steps=steps)
-    if not len(trace.launches):
+    if not len(capture.line_index()):
+        # Of launches there are none to choose by: the host's own steps are asked for.
+        trace = replace(trace, host=trace.host[trace.host["step"].isin(steps)])
+    if not len(trace.launches) and (len(capture.line_index()) or not len(trace.host)):
         raise UsageError(
             f"{capture.path} has no timeline of {_steps_text(steps)}",
             hint="megatrace report says which steps were recorded",

@@ -30,6 +30,7 @@ class Totals:
     records: int = 0
     lines: int = 0
     lines_lost: int = 0
+    host_spans: int = 0
     host_records_lost: int = 0
     lines_dropped: int = 0
     """Drained, but not written: the disk was full."""
@@ -80,6 +81,11 @@ class Pump:
         """Take one turn at every ring; how many lines and host records came."""
         return sum(self._drain(source) for source in self.sources if not source.ended)
 
+    @property
+    def lines_read(self) -> int:
+        """Lines taken so far, of all rings."""
+        return sum(source.stats.read for source in self.sources)
+
     def counters(self) -> None:
         """Write the counters that have moved."""
         for source in self.sources:
@@ -119,6 +125,7 @@ class Pump:
             records=sum(s.records for s in self.sources),
             lines=sum(s.stats.read for s in self.sources),
             lines_lost=sum(s.stats.lost for s in self.sources),
+            host_spans=sum(s.host_spans for s in self.sources),
             host_records_lost=sum(s.host_lost for s in self.sources),
             lines_dropped=self._sink.lines_dropped,
         )

@@ -14,8 +14,10 @@ from megatrace.ring.drain import Drained, LineReader, LineStats
 from megatrace.ring.file import RingFile
 from megatrace.ring.host import Fact, FactAssembler
 from megatrace.ring.records import CounterReader, HostReader
+from megatrace.schema import HOST
 
 _HEADER_FACTS = ("pid", "blocks", "warps", "lines", "layers", "host_capacity", "device")
+_NO_SPANS = [event.id for event in HOST if event.name in ("fact", "clock_sample")]
 _META_KEYS = ("table", "roles", "kernels", "process")
 
 
@@ -33,6 +35,7 @@ class Source:
     Attributes:
         name: file name without ``.ring``.
         records: record words handed on so far, headers and closings included.
+        host_spans: host records handed on so far, facts and clock samples aside.
         facts: facts of the process by name, the latest of each.
         credit: how many timeline steps its agent may begin.
         ended: its owner has gone and everything was taken.
@@ -44,6 +47,7 @@ class Source:
         self.name = ring.path.name.removesuffix(".ring")
         self.rank = ring.rank
         self.records = 0
+        self.host_spans = 0
         self.facts: dict[str, dict[str, Any]] = {}
         self.ended = False
         self.credit = Credit(int(ring.header["lines"]))
@@ -108,6 +112,7 @@ class Source:
     def drain_host(self) -> Host:
         """New host records, and the facts they complete."""
         records = self._host.drain()
+        self.host_spans += int(np.count_nonzero(~np.isin(records["event"], _NO_SPANS)))
         facts = self._assembler.feed(records) if records.size else []
         for fact in facts:
             self.facts[fact.name] = fact.value

@@ -58,6 +58,11 @@ class Summary:
     hint: str = ""
     abandoned: bool = False
 
+    @property
+    def host_only(self) -> bool:
+        """Whether there are host spans and no kernel has a ring."""
+        return not self.traced_ranks and bool(self.totals.host_spans)
+
     def to_json(self) -> dict[str, object]:
         """The body of ``record --json``."""
         return {
@@ -113,27 +118,41 @@ def tell(summary: Summary, talk: Talk) -> None:
         talk.say(line)
     for line in warnings(summary):
         talk.warn(line)
+    if summary.host_only:
+        talk.say(
+            "note: no kernel has a ring, so there are host spans alone: is the megakernel "
+            "switched on, and built with a tracer?"
+        )
     if summary.failure:
         talk.error(summary.failure, summary.hint)
     talk.say(written_line(summary))
     path = shlex.quote(str(summary.path))
     if not summary.complete:
         talk.say(f"next: megatrace recover {path}")
-    elif summary.totals.ranks:
+    elif summary.totals.lines or summary.totals.host_spans:
         stem = shlex.quote(str(summary.path.with_suffix("")) + ".pftrace.gz")
         talk.say(f"next: megatrace report {path} | megatrace export {path} -o {stem}")
+    elif summary.totals.ranks:
+        talk.say(f"next: megatrace report {path}")
     else:
         talk.say("next: megatrace doctor")
 
 
 def written_line(summary: Summary) -> str:
-    """``wrote run.mtr: 8 ranks, 3 104 221 records in 120 331 lines, 0 lines lost, ...``."""
+    """``wrote run.mtr: 8 ranks, 3 104 221 records in 120 331 lines, 0 lines lost, ...``.
+
+    Without a kernel's ring ``wrote run.mtr: 675 host spans, ...``.
+    """
     totals = summary.totals
-    parts = [
-        f"{totals.ranks} rank{'s' * (totals.ranks != 1)}",
-        f"{spaced(totals.records)} records in {spaced(totals.lines)} lines",
-        f"{spaced(totals.lines_lost)} lines lost",
-    ]
+    parts = []
+    if not summary.host_only:
+        parts = [
+            f"{totals.ranks} rank{'s' * (totals.ranks != 1)}",
+            f"{spaced(totals.records)} records in {spaced(totals.lines)} lines",
+            f"{spaced(totals.lines_lost)} lines lost",
+        ]
+    if totals.host_spans:
+        parts.append(f"{spaced(totals.host_spans)} host span{'s' * (totals.host_spans != 1)}")
     if totals.host_records_lost:
         parts.append(f"{spaced(totals.host_records_lost)} host records lost")
     if totals.lines_dropped:
@@ -179,10 +198,10 @@ def warnings(summary: Summary) -> list[str]:
             "no process attached, so nothing was recorded: is megatrace installed in the "
             "program's own Python, and does its kernel have a tracer? megatrace doctor checks"
         )
-    elif not summary.traced_ranks:
+    elif not summary.traced_ranks and not summary.host_only:
         lines.append(
-            "no kernel has a ring, so there are host spans alone: is the megakernel switched on, "
-            "and built with a tracer?"
+            "no kernel has a ring, and no host span came, so nothing was recorded: is the "
+            "megakernel switched on, and built with a tracer?"
         )
     if summary.child_status is None:
         lines.append(f"{summary.name} (pid {summary.child_pid}) still runs")

@@ -29,6 +29,8 @@ def steps_text(steps: Sequence[int]) -> str:
 
 def clock_texts(gpu_ns: float | None, host_ns: float | None) -> list[str]:
     """The errors of the clocks, in words."""
+    if gpu_ns is None and host_ns == 0:
+        return ["the host's own clock"]
     texts = [] if gpu_ns is None else [f"GPU clock ±{gpu_ns:,.0f} ns"]
     texts.append("no host clock" if host_ns is None else f"host ±{host_ns / 1000:,.1f} us")
     return texts

@@ -56,7 +56,7 @@ class Picture:
         misplaced: Slices that overlapped and got a lane of their own.
         unfinished: Spans drawn to the end of their launch.
         clock_error_ns: Of GPU times; None without launches.
-        host_error_ns: Of host times; None where they are not shown.
+        host_error_ns: Of host times; 0 on their own clock, None where they are not shown.
     """
 
     slices: Slices
@@ -102,10 +102,11 @@ def draw(
     cut: tuple[str, ...] = ()
     if options.flows:
         flows, cut = draw_flows(scene, on_axis, drawn, launched_by, options.max_flows)
+    steps = chosen.steps if len(trace.launches) else _host_steps(trace)
     missing = (*left_out, *chosen.left_out, *cut)
     if axis.host_missing and len(trace.host):
         missing = (*missing, f"host events ({axis.host_missing})")
-    facts = _facts(trace, axis, chosen, drawn, command, missing)
+    facts = _facts(trace, axis, steps, drawn, command, missing)
     draw_about(scene, facts, scene.bounds_ns())
     slices, misplaced = spread(scene.slices(), scene.tracks)
     return Picture(
@@ -113,7 +114,7 @@ def draw(
         names=scene.names(),
         tracks=scene.tracks,
         facts=facts,
-        steps=chosen.steps,
+        steps=steps,
         left_out=missing,
         flows=flows,
         misplaced=misplaced,
@@ -153,6 +154,14 @@ def _draw_hosts(
     }
 
 
+def _host_steps(trace: Trace) -> tuple[int, ...]:
+    """Ids of the steps that the host tells of: without launches all of it is shown."""
+    if not len(trace.host):
+        return ()
+    steps = np.unique(trace.host["step"].to_numpy())
+    return tuple(steps[steps > 0].tolist())
+
+
 def _clock_error(axis: Timeline) -> float | None:
     return max((axis.gpu_error_ns(rank) for rank in axis.clocks), default=None)
 
@@ -160,7 +169,7 @@ def _clock_error(axis: Timeline) -> float | None:
 def _facts(
     trace: Trace,
     axis: Timeline,
-    chosen: Selection,
+    steps: tuple[int, ...],
     drawn: Mapping[int, Drawn],
     command: str,
     left_out: tuple[str, ...],
@@ -170,12 +179,13 @@ def _facts(
     if not trace.complete:
         loss += "; the capture was cut short"
     facts = {
-        "shows": steps_text(chosen.steps),
+        "shows": steps_text(steps),
         "loss": loss,
         "clock": ", ".join(clock_texts(_clock_error(axis), axis.host_error_ns)),
         "left out": ", ".join(left_out) or "nothing",
         "time axis": axis.axis,
-        "device": ", ".join(f"rank {rank}: {name}" for rank, name in trace.devices.items()),
+        "device": ", ".join(f"rank {rank}: {name}" for rank, name in trace.devices.items())
+        or "no traced kernel; host spans only",
     }
     if command:
         facts["command"] = command

@@ -130,7 +130,11 @@ def test_a_capture_that_was_cut_short_is_reported_as_incomplete(captured: Opener
     found = summarise(captured(*demo(), complete=False))
     assert not found.complete
     assert found.problems
-    assert "INCOMPLETE" in to_text(found)
+    text = to_text(found)
+    assert "INCOMPLETE" in text
+    assert "loss: unknown" in text
+    assert "nothing lost" not in text
+    assert found.to_dict()["lines_lost"] is None
     assert event(found, "tile").count > 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -82,6 +83,29 @@ def test_one_step_alone_is_the_same_as_that_step_of_all(captured: Opener, trace:
     assert set(alone.launches.step) == {3}
     assert (alone.launches.loc[alone.records.launch_row].step == 3).all()
     assert [row.words_seen for row in alone.loss.rows] == [r.words_seen for r in trace.loss.rows]
+
+
+def test_abutting_spans_never_overlap_by_rounding(captured: Opener) -> None:
+    build = Build()
+    edges = [10 + 7 * i + i * i % 5 for i in range(400)]
+    body = [rec for a, b in pairwise(edges) for rec in span("tile", a, b, 1)]
+    for number in range(2):
+        at = MS * (number + 1)
+        build.add(0, Launch(number, at, at + 5000, records=body))
+    for _, tiles in decode(captured(build)).records.groupby("launch_row"):
+        ends = (tiles.begin_ns + tiles.dur_ns).to_numpy()
+        assert len(tiles) == 399
+        assert ends[:-1].tolist() == tiles.begin_ns.to_numpy()[1:].tolist()
+
+
+def test_host_events_come_without_a_traced_kernel(captured: Opener) -> None:
+    build = Build(rank=2, traced=False)
+    build.host("decode", 5 * MS, 6 * MS, 4, (2, 2, 1, -1))
+    trace = decode(captured(build))
+    (row,) = trace.host.itertuples()
+    assert (row.rank, row.event, row.step, row.batch_size) == (2, "decode", 4, 2)
+    assert (row.begin_ns, row.host_begin_ns, row.host_end_ns) == (-1, 5 * MS, 6 * MS)
+    assert len(decode(captured(build), ranks=[1]).host) == 0
 
 
 def test_ranks_and_rings_can_be_chosen(captured: Opener) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from megatrace.capture.reader import open_capture
 from megatrace.cli import export as verb
+from tests.build import MS, Build, write
 from tests.collect.helpers import megatrace
+from tests.export.trace_processor import OpenTrace
 
 
 def export(capture: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -141,3 +143,40 @@ def test_progress_to_no_terminal_has_no_escape_codes(recorded: Path, tmp_path: P
     done = export(recorded, tmp_path / "run.pftrace", "--all")
     assert "\x1b" not in done.stderr
     assert "\r" not in done.stderr
+
+
+@pytest.fixture
+def host_only(tmp_path: Path) -> Path:
+    """A capture of a server without a traced kernel: ten decode steps, a request each."""
+    build = Build(traced=False)
+    for number in range(1, 11):
+        at = number * MS
+        build.host("step", at, at + MS // 2, number, (1, 1, 0, -1))
+        build.host("decode", at + 1000, at + MS // 3, number, (1, 1, 0, -1))
+        build.host("request", at, at, number, text=f"request {number}")
+    return write(tmp_path / "server.mtr", build)
+
+
+def test_a_capture_of_the_host_alone_opens_with_its_tracks(host_only: Path, tmp_path: Path) -> None:
+    output = tmp_path / "server.pftrace.gz"
+    done = export(host_only, output)
+    assert "of steps 1 to 10 (10); nothing lost" in done.stderr
+    opened = OpenTrace(output)
+    assert opened.complaints() == []
+    rows = opened.rows(
+        "select track.name as track, count() as n from slice join track on track_id = track.id "
+        "where category = 'host' group by 1 order by 1"
+    )
+    assert rows == [("rank 0 CPU", 20), ("requests", 10)]
+
+
+def test_steps_of_the_host_alone_can_be_chosen(host_only: Path, tmp_path: Path) -> None:
+    done = export(host_only, tmp_path / "run.csv", "--table", "host", "--steps", "4:6")
+    assert done.returncode == 0, done.stderr
+    assert steps_in(tmp_path / "run.csv") == {4, 5}
+    assert "no timeline of step 11" in export(host_only, tmp_path / "b.csv", "--step", "11").stderr
+
+
+def test_an_empty_table_names_the_one_with_rows(host_only: Path, tmp_path: Path) -> None:
+    done = export(host_only, tmp_path / "run.csv")
+    assert "no kernel was traced: --table host has 30 rows" in done.stderr

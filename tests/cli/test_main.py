@@ -100,6 +100,12 @@ def test_a_truncated_capture_is_read_and_called_incomplete(cut: Path, verb: str)
     assert read(verb, cut, "--strict").returncode == 3
 
 
+def test_a_truncated_capture_does_not_know_what_it_lost(cut: Path) -> None:
+    assert "nothing lost" not in read("report", cut).stdout
+    for verb in ("report", "info"):
+        assert json.loads(read(verb, cut, "--json").stdout)["lines_lost"] is None
+
+
 @pytest.mark.parametrize("verb", ["report", "info"])
 def test_a_whole_capture_is_complete_even_for_the_strict(recorded: Path, verb: str) -> None:
     done = read(verb, recorded, "--strict")

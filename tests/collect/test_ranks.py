@@ -45,7 +45,9 @@ def test_eight_ranks_come_out_whole_and_apart(tmp_path: Path) -> None:
                 assert sorted(numbers.tolist()) == list(range(1, 401))
 
 
-def test_a_rank_faster_than_the_recorder_loses_nothing_and_keeps_the_file_small(tmp_path: Path) -> None:
+def test_a_rank_faster_than_the_recorder_loses_nothing_and_keeps_the_file_small(
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "run.mtr"
     busy = ("--blocks", "64", "--stalls", "120", "--lines", "64", "--step-us", "0")
     command = (*FAKE_RANK, "--obey", "--wait-control", "--steps", "6000", *busy)

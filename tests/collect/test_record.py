@@ -175,7 +175,7 @@ def test_the_last_lines_say_what_was_written_and_what_is_next(tmp_path: Path) ->
     *_, written, after = done.stderr.splitlines()
     assert written.startswith(
         f"megatrace: wrote {output}: 1 rank, 33 600 records in 3 200 lines, 0 lines lost, "
-        "host clock ±0.4 µs"
+        "50 host spans, host clock ±0.4 µs"
     )
     assert after == (
         f"megatrace: next: megatrace report {output} | "
@@ -369,4 +369,17 @@ def test_a_process_that_never_attached_is_said(tmp_path: Path, fact: str, said: 
     program = HOST_ONLY.format(root=str(Path(__file__).parents[2]), fact=fact)
     done = record(tmp_path / "run.mtr", PYTHON, "-c", program)
     assert f"megatrace: warning: {said}" in done.stderr
-    assert "no kernel has a ring, so there are host spans alone" in done.stderr
+    assert "no kernel has a ring, and no host span came, so nothing was recorded" in done.stderr
+    assert done.stderr.splitlines()[-1] == "megatrace: next: megatrace doctor"
+
+
+def test_host_spans_alone_are_counted_and_can_be_reported(tmp_path: Path) -> None:
+    spans = "for i in range(7): agent.span(3, 1000, 2000, i + 1, (1, 1, 0, -1))"
+    program = HOST_ONLY.format(root=str(Path(__file__).parents[2]), fact=spans)
+    output = tmp_path / "run.mtr"
+    done = record(output, PYTHON, "-c", program, options=("--json",))
+    note, written, after = done.stderr.splitlines()[-3:]
+    assert note.startswith("megatrace: note: no kernel has a ring, so there are host spans alone")
+    assert written == f"megatrace: wrote {output}: 7 host spans, 0.0 MB"
+    assert f"next: megatrace report {output} | megatrace export {output} -o " in after
+    assert json.loads(done.stdout)["host_spans"] == 7

@@ -163,7 +163,7 @@ def assemble(
             _frame(records, ("role", "kernel", "event", "kind", "cause", "category", "edge"))
         ),
         host=pd.DataFrame() if host is None else host,
-        loss=LossTable(loss),
+        loss=LossTable(loss, complete),
         clock=clocks if clocks is not None else {rank: clock(rank) for rank in ranks},
         tables=dict.fromkeys(ranks, TABLE),
         devices=dict.fromkeys(ranks, "cuda"),
