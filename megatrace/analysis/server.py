@@ -84,7 +84,7 @@ def host_records_lost(capture: Capture) -> int:
 
 def _texts(records: NDArray[Any]) -> NDArray[np.bytes_]:
     """Text of each record; NUL ends it."""
-    text = np.ascontiguousarray(records["text"]).view(np.uint8).reshape(len(records), -1)
-    beyond = np.arange(text.shape[1]) >= records["text_bytes"][:, None]
-    text[beyond] = 0
-    return text.view(f"S{text.shape[1]}").ravel()
+    size = records.dtype["text"].itemsize
+    text = records["text"].copy().view(np.uint8).reshape(len(records), size)
+    text[np.arange(size) >= records["text_bytes"][:, None]] = 0
+    return text.view(f"S{size}").reshape(len(records))

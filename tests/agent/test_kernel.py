@@ -92,5 +92,5 @@ def test_clock_samples_are_taken_at_both_ends(session: Session) -> None:
 
 @pytest.mark.skipif(gpu_chip() is not None, reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said(session: Session) -> None:
-    with pytest.raises(RingError, match="no CUDA driver|no CUDA-capable|cuInit"):
+    with pytest.raises(RingError, match=r"no CUDA driver|no CUDA-capable|cuInit"):
         start(device="cuda")
