@@ -88,7 +88,9 @@ class Stream {
 
 extern "C" {
 uint64_t megatrace_table_hash() { return ev::kTableHash; }
-uint32_t stream_blocks() { return megatrace::sm_count(); }
+int stream_blocks(uint32_t* out) {
+  return guarded([&] { *out = sm_count(); });
+}
 int stream_create(const example::Config* config, const TraceParams* trace, example::Stream** out) {
   return guarded([&] { *out = new example::Stream(*config, *trace); });
 }

@@ -54,7 +54,6 @@ class Stream:
 
     def __init__(self, library: ctypes.CDLL, config: Config, params: ctypes.Structure) -> None:
         self._library = library
-        library.megatrace_last_error.restype = ctypes.c_char_p
         library.stream_stream.restype = ctypes.c_void_p
         self._handle = ctypes.c_void_p()
         self._call("create", ctypes.byref(config), ctypes.byref(params), ctypes.byref(self._handle))
@@ -82,6 +81,13 @@ class Stream:
             raise RuntimeError(self._library.megatrace_last_error().decode())
 
 
+def sm_count(library: ctypes.CDLL) -> int:
+    count = ctypes.c_uint32()
+    if library.stream_blocks(ctypes.byref(count)):
+        raise RuntimeError(library.megatrace_last_error().decode())
+    return count.value
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", help="host, or a chip such as sm_90a (default: what is here)")
@@ -99,8 +105,10 @@ def main() -> int:
     shape = CPU if target == HOST else GPU
     launches, steps = args.launches or shape.launches, args.steps or shape.steps
     defines = {"MEGATRACE_TILE_BYTES": str(shape.tile_bytes)}
+    print(f"building the kernel for {target}, if it is not in the cache", flush=True)
     library = load(build(Kernel(HERE / "kernel.cu", (STREAM,), defines), target), STREAM)
-    blocks = args.blocks or library.stream_blocks()
+    library.megatrace_last_error.restype = ctypes.c_char_p
+    blocks = args.blocks or sm_count(library)
     print(f"stream on {target}: {blocks} blocks, {launches} launches a step, {steps} steps")
     agent = KernelAgent.start(
         STREAM,
@@ -119,7 +127,7 @@ def main() -> int:
             agent.begin_step(chain.stream)
             chain.replay()
             chain.synchronize()
-            agent.span("step", begin_ns, time.monotonic_ns(), (1, 1, int(target != HOST), -1))
+            agent.span("step", begin_ns, time.monotonic_ns(), (-1, -1, int(target != HOST), -1))
         error = chain.worst_error()
         chain.close()
     print(f"worst relative error {error:.1e}")
@@ -127,4 +135,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -21,9 +21,13 @@ class Decision:
     _burst_left: int = 0
 
     def level(
-        self, control: Control, step: int, *, begun: int = 0, window_open: bool = False
+        self, control: Control, step: int, *, begun: int | None = 0, window_open: bool = False
     ) -> int:
-        """The level (LEVEL_*) of ``step``, after ``begun`` timeline steps."""
+        """The level (LEVEL_*) of ``step``, after ``begun`` timeline steps.
+
+        ``begun`` None: the host says no steps, so that a cadence left to the recorder has
+        nothing to count and gives counters.
+        """
         if control.level < LEVEL_TIMELINE:
             return control.level
         if control.burst and control.seq != self._burst_seq:
@@ -33,12 +37,12 @@ class Decision:
             return LEVEL_TIMELINE
         return LEVEL_TIMELINE - 1
 
-    def _wanted(self, control: Control, step: int, begun: int) -> bool:
+    def _wanted(self, control: Control, step: int, begun: int | None) -> bool:
         if self._burst_left:
             self._burst_left -= 1
             return True
         if control.window_end and not control.window_begin <= step < control.window_end:
             return False
-        if control.timeline_limit and begun >= control.timeline_limit:
+        if control.timeline_limit and (begun is None or begun >= control.timeline_limit):
             return False
         return control.every_n > 0 and step % control.every_n == 0

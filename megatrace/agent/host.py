@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatrace.agent.steps import capture_window
+from megatrace.agent.tell import session_or_none
 from megatrace.errors import RingError
-from megatrace.paths import SESSION_ENV
 from megatrace.ring.control import Control, read_ack, read_control, write_ack
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.host import HostWriter
@@ -54,15 +55,15 @@ class HostAgent:
         records: int = RECORDS,
         environ: Mapping[str, str] = os.environ,
     ) -> HostAgent | None:
-        """The agent of the session in ``MEGATRACE_SESSION``; None where that is not set.
+        """The agent of the session in ``MEGATRACE_SESSION``; None where that is not set or gone.
 
         ``process`` names the ring file, ``<process>-<pid>.host.ring``, and stands in the
         ring's meta beside ``meta``. ``records`` is how many host records the ring holds,
-        128 bytes each, a power of two. Raises SessionNotFound where there is no such session,
-        SessionError where it is open to others, RingError where the ring cannot be made.
+        128 bytes each, a power of two. Raises SessionError where the session is open to
+        others, RingError where the ring cannot be made.
         """
-        name = environ.get(SESSION_ENV)
-        if not name:
+        session = session_or_none(environ)
+        if session is None:
             return None
         spec = RingSpec(
             rank=rank,
@@ -75,7 +76,7 @@ class HostAgent:
             table_hash=0,
             meta={"process": process, "pid": os.getpid(), **(meta or {})},
         )
-        return cls(_create(Session.open(name), f"{process}-{os.getpid()}", spec))
+        return cls(_create(session, f"{process}-{os.getpid()}", spec))
 
     @property
     def path(self) -> Path:
@@ -115,6 +116,7 @@ class HostAgent:
         """
         if is_open == self.window_open:
             return
+        capture_window().is_open = is_open
         now = time.monotonic_ns()
         if is_open:
             self._window_begin_ns, self._window_step = now, step

@@ -15,7 +15,9 @@ nothing, with parameters that switch the tracer off.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,9 +28,10 @@ from megatrace.agent.decision import Decision
 from megatrace.agent.memory import CudaMemory, HostMemory, TraceMemory, TraceParams
 from megatrace.agent.numa import preferred_node
 from megatrace.agent.probe import ClockProbe
+from megatrace.agent.steps import capture_window, step_signal
+from megatrace.agent.tell import session_or_none
 from megatrace.errors import RingError
-from megatrace.paths import SESSION_ENV
-from megatrace.ring.control import ALL_SMS, read_ack, read_control, write_ack
+from megatrace.ring.control import ALL_SMS, Control, read_ack, read_control, write_ack
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.host import HostWriter
 from megatrace.ring.session import Session
@@ -39,6 +42,7 @@ _CLOCK_SAMPLE = next(event.id for event in HOST if event.name == "clock_sample")
 _TICK_S = 0.25
 _CLOCK_S = 1.0
 _ADOPT_S = 1.0
+_READ_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class KernelAgent:
         """Take over ``ring`` and ``memory``; ``probe`` None: the host's own clock."""
         self.params: TraceParams = memory.params
         """What the kernel takes as its last argument."""
+        self.stream = 0
+        """Handle of the stream the kernels run on, for steps that a plugin says."""
         self._ring = ring
         self._memory = memory
         self._probe = probe
@@ -65,12 +71,16 @@ class KernelAgent:
         self._timeline_steps = 0
         self._sms = 0
         self._hooked = False
+        self._pid = os.getpid()
+        self._control = Control(level=LEVEL_OFF)
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._sample_clock()
         self._wait_for_recorder()
-        self.begin_step(0, hooked=False)
+        self.begin_step(memory.stream, hooked=False)
         self._thread = threading.Thread(target=self._tend, name="megatrace-agent", daemon=True)
         self._thread.start()
+        step_signal().subscribe(self.on_step)
 
     @classmethod
     def start(
@@ -87,51 +97,46 @@ class KernelAgent:
         """The agent of this process and ``rank``.
 
         ``roles`` names the warps of a block, ``kernels`` the kernel ids from 0, ``device``
-        is ``cuda`` or ``cpu`` (the host build). Raises RingError where the ring cannot be
-        made or pinned, SessionError where the session is not this user's.
+        is ``cuda`` or ``cpu`` (the host build). Where the ring cannot be made or pinned it
+        says so on stderr and returns an agent that does nothing: a profiler does not end
+        the program. Raises SessionError where the session is not this user's.
         """
-        name = os.environ.get(SESSION_ENV)
-        if not name:
+        session = session_or_none()
+        if session is None:
             return IdleAgent()
-        cuda = Cuda() if device == "cuda" else None
-        node = cuda.numa_node() if cuda else None
-        spec = RingSpec(
-            rank=rank,
-            blocks=blocks,
-            warps=len(roles),
-            lines=size.lines,
-            layers=size.layers,
-            host_capacity=4096,
-            device=int(cuda is not None),
-            table_hash=table.hash,
-            meta={
-                "table": table.to_json(),
-                "roles": list(roles),
-                "kernels": list(kernels),
-                "numa_node": node,
-                "pid": os.getpid(),
-            },
-        )
-        with preferred_node(node):
-            ring = Session.open(name).create_ring(f"rank{rank:04d}-{os.getpid()}", spec)
+        try:
+            cuda = Cuda() if device == "cuda" else None
+            ring = _create(session, table, blocks, tuple(roles), tuple(kernels), rank, size, cuda)
+        except RingError as error:
+            return _not_recorded(error)
         try:
             memory = CudaMemory(ring, cuda) if cuda else HostMemory(ring)
             return cls(ring, memory, ClockProbe(cuda) if cuda else None)
-        except RingError:
+        except RingError as error:
             ring.mark_closed()
-            raise
+            ring.close()
+            return _not_recorded(error)
 
     def begin_step(self, stream: int = 0, *, step: int | None = None, hooked: bool = True) -> None:
         """Before the launches of a step: writes its id and level, ordered on ``stream``.
 
         ``step`` counts up by itself where it is not given.
         """
+        with self._lock:
+            self._begin_step(stream, step, hooked=hooked)
+
+    def _begin_step(self, stream: int, step: int | None, *, hooked: bool) -> None:
+        if self._stop.is_set() or (self._hooked and not hooked):
+            return
         self._hooked = self._hooked or hooked
         self._step = self._step + hooked if step is None else step
-        control = read_control(self._ring)
+        control = self._wishes()
         ack = read_ack(self._ring)
         level = self._decision.level(
-            control, self._step, begun=self._timeline_steps, window_open=bool(ack.window_open)
+            control,
+            self._step,
+            begun=self._timeline_steps if hooked else None,
+            window_open=capture_window().is_open,
         )
         self._timeline_steps += level > 1 and hooked
         if control.sm_mask != self._sms:
@@ -151,6 +156,19 @@ class KernelAgent:
             ),
         )
 
+    def _wishes(self) -> Control:
+        """What the recorder asks for; the last we know where it died while writing."""
+        with contextlib.suppress(RingError):
+            self._control = read_control(self._ring, timeout_s=_READ_S)
+        return self._control
+
+    def on_step(self, step: int) -> None:
+        """What ``step_signal()`` calls where a framework's plugin says the steps.
+
+        The write is ordered on :attr:`stream`.
+        """
+        self.begin_step(self.stream, step=step)
+
     def span(self, event: str, begin_ns: int, end_ns: int, values: Sequence[int] = ()) -> None:
         """Write a host span (a name of ``megatrace.schema.HOST``) of the step in progress."""
         number = next(e.id for e in HOST if e.name == event)
@@ -161,17 +179,24 @@ class KernelAgent:
         self._host.append_fact(name, value)
 
     def close(self) -> None:
-        """Last sums and clock sample, then unpin. The device must be idle."""
-        if self._stop.is_set():
+        """Last sums and clock sample, tracer off, ring unpinned; in a forked child nothing.
+
+        Work that still runs on the device is waited for. Raises RingError where the driver
+        refuses; the ring is closed all the same.
+        """
+        if self._stop.is_set() or os.getpid() != self._pid:
             return
         self._stop.set()
+        step_signal().unsubscribe(self.on_step)
         self._thread.join()
-        self._sample_clock()
-        if self._probe is not None:
-            self._probe.close()
-        self._memory.close()
-        self._ring.mark_closed()
-        self._ring.close()
+        try:
+            self._sample_clock()
+            if self._probe is not None:
+                self._probe.close()
+            self._memory.close()
+        finally:
+            self._ring.mark_closed()
+            self._ring.close()
 
     def __enter__(self) -> KernelAgent:
         """Return itself; closes on exit."""
@@ -190,13 +215,16 @@ class KernelAgent:
     def _tend(self) -> None:
         """Sums home, clock samples, and for hosts that say no steps: the recorder's wishes."""
         clock_due = time.monotonic() + _CLOCK_S
-        while not self._stop.wait(_TICK_S):
-            self._memory.publish_sums()
-            if time.monotonic() >= clock_due:
-                clock_due += _CLOCK_S
-                self._sample_clock()
-            if not self._hooked:
-                self.begin_step(0, hooked=False)
+        try:
+            while not self._stop.wait(_TICK_S):
+                self._memory.publish_sums()
+                if time.monotonic() >= clock_due:
+                    clock_due += _CLOCK_S
+                    self._sample_clock()
+                self.begin_step(self._memory.stream, hooked=False)
+        except RingError as error:  # the device has failed; the program will say so itself
+            with contextlib.suppress(RingError):
+                self.fact("agent", {"stopped": str(error)})
 
     def _sample_clock(self) -> None:
         if self._probe is None:
@@ -212,6 +240,44 @@ class KernelAgent:
                 self._step,
                 (sample.globaltimer_ns,),
             )
+
+
+def _create(
+    session: Session,
+    table: EventTable,
+    blocks: int,
+    roles: tuple[str, ...],
+    kernels: tuple[str, ...],
+    rank: int,
+    size: RingSize,
+    cuda: Cuda | None,
+) -> RingFile:
+    node = cuda.numa_node() if cuda else None
+    spec = RingSpec(
+        rank=rank,
+        blocks=blocks,
+        warps=len(roles),
+        lines=size.lines,
+        layers=size.layers,
+        host_capacity=4096,
+        device=int(cuda is not None),
+        table_hash=table.hash,
+        meta={
+            "table": table.to_json(),
+            "roles": list(roles),
+            "kernels": list(kernels),
+            "numa_node": node,
+            "pid": os.getpid(),
+        },
+    )
+    with preferred_node(node):
+        return session.create_ring(f"rank{rank:04d}-{os.getpid()}", spec)
+
+
+def _not_recorded(error: RingError) -> IdleAgent:
+    hint = f" ({error.hint})" if error.hint else ""
+    sys.stderr.write(f"megatrace: this process's kernels are not recorded: {error}{hint}\n")
+    return IdleAgent()
 
 
 class IdleAgent:

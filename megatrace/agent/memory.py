@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ class TraceParams(ctypes.Structure):
         ("line_mask", ctypes.c_uint32),
         ("kernel_layer", ctypes.c_uint32),
         ("warps", ctypes.c_uint32),
+        ("layers", ctypes.c_uint32),
     )
 
 
@@ -36,6 +38,8 @@ class TraceMemory(Protocol):
     """What the agent does with that memory."""
 
     params: TraceParams
+    stream: int
+    """A stream of the agent's own."""
 
     def write_step(self, step: int, level: int, stream: int) -> None:
         """Say the step that the next work on ``stream`` belongs to, and its level."""
@@ -47,25 +51,32 @@ class TraceMemory(Protocol):
         """Bring the sums to where the recorder reads them."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Switch off for good: a kernel that runs again later writes nothing.
+
+        What such a kernel still reads, control word and cursors, stays for ever.
+        """
 
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
-    return TraceParams(control, cursors, sums, lines, int(ring.header["lines"]) - 1, 0, ring.rings)
+    mask, layers = int(ring.header["lines"]) - 1, int(ring.header["layers"])
+    return TraceParams(control, cursors, sums, lines, mask, 0, ring.rings, layers)
 
 
 class HostMemory:
     """The host build: everything is this process's own memory, the sums the ring's."""
 
+    stream = 0
+
     def __init__(self, ring: RingFile) -> None:
         """Make room for the cursors of ``ring``."""
-        self._control = np.zeros(1, DEVICE_CONTROL)
-        self._cursors = np.zeros(ring.rings * CURSOR_BYTES + 16, np.uint8)
-        cursors = -(-self._cursors.ctypes.data // 16) * 16
+        memory = mmap.mmap(-1, DEVICE_CONTROL.itemsize + ring.rings * CURSOR_BYTES)
+        self._control = np.frombuffer(memory, DEVICE_CONTROL, 1)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # outlives this process's graphs
+        control = self._control.ctypes.data
         self.params = _params(
             ring,
-            self._control.ctypes.data,
-            cursors,
+            control,
+            control + DEVICE_CONTROL.itemsize,
             ring.address(int(ring.header["sums_offset"])),
             ring.address(int(ring.header["lines_offset"])),
         )
@@ -83,7 +94,8 @@ class HostMemory:
         """They are in the ring already."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Level off."""
+        self.write_step(0, 0, 0)
 
 
 class CudaMemory:
@@ -99,7 +111,7 @@ class CudaMemory:
         self._control = cuda.allocate(DEVICE_CONTROL.itemsize)
         self._cursors = cuda.allocate(ring.rings * CURSOR_BYTES)
         self._sums = cuda.allocate(max(self._sums_bytes, SUM_BYTES))
-        self._stream = cuda.stream()
+        self.stream = cuda.stream()
         lines = base + int(ring.header["lines_offset"])
         self.params = _params(ring, self._control, self._cursors, self._sums, lines)
 
@@ -116,13 +128,13 @@ class CudaMemory:
         """Copy the sums into the pinned ring, beside all other work."""
         self._cuda.use_context()
         self._cuda.copy_to_host(
-            self._base + self._sums_offset, self._sums, self._sums_bytes, self._stream
+            self._base + self._sums_offset, self._sums, self._sums_bytes, self.stream
         )
 
     def close(self) -> None:
-        """Bring the last sums home, unpin and free."""
+        """Level off, the last sums home, the ring unpinned."""
+        self.write_step(0, 0, self.stream)
         self.publish_sums()
-        self._cuda.synchronize(self._stream)
+        self._cuda.synchronize(self.stream)
         self._cuda.unregister(self._base)
-        for address in (self._control, self._cursors, self._sums):
-            self._cuda.free(address)
+        self._cuda.free(self._sums)

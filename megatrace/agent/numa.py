@@ -7,28 +7,33 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-_DEFAULT, _PREFERRED = 0, 1
+_GET_SET_MEMPOLICY = {"x86_64": (239, 238), "aarch64": (236, 237)}
+_PREFERRED = 1
+_NODES = 1024
+_WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+_Mask = ctypes.c_ulong * (_NODES // _WORD_BITS)
 
 
 @contextmanager
 def preferred_node(node: int | None) -> Iterator[bool]:
     """Allocate this thread's new pages on ``node`` where possible; yields whether it took.
 
-    None, a machine of one node and a kernel that refuses all mean: nothing changes.
+    The policy before is restored. None, a node out of range and a kernel that refuses all
+    mean: nothing changes.
     """
-    number = _SET_MEMPOLICY.get(platform.machine())
-    took = False
-    if node is not None and number is not None:
-        mask = ctypes.c_ulong(1 << node)
-        took = _set_mempolicy(number, _PREFERRED, ctypes.byref(mask), 8 * ctypes.sizeof(mask))
+    calls = _GET_SET_MEMPOLICY.get(platform.machine())
+    if node is None or calls is None or not 0 <= node < _NODES:
+        yield False
+        return
+    get_number, set_number = calls
+    libc = ctypes.CDLL(None)
+    mode, before, wanted = ctypes.c_int(), _Mask(), _Mask()
+    bits = ctypes.c_ulong(_NODES)
+    wanted[node // _WORD_BITS] = 1 << node % _WORD_BITS
+    known = libc.syscall(get_number, ctypes.byref(mode), before, bits, None, 0) == 0
+    took = known and libc.syscall(set_number, _PREFERRED, wanted, bits) == 0
     try:
         yield took
     finally:
-        if took and number is not None:
-            _set_mempolicy(number, _DEFAULT, None, 0)
-
-
-def _set_mempolicy(number: int, mode: int, mask: object, bits: int) -> bool:
-    libc = ctypes.CDLL(None)
-    return bool(libc.syscall(number, mode, mask, ctypes.c_ulong(bits)) == 0)
+        if took:
+            libc.syscall(set_number, mode, before, bits)

@@ -1,9 +1,10 @@
-"""Where the host half of the agent tells the device half that a step begins.
+"""What the host half of the agent tells the device half: steps, and the capture window.
 
 They are made by different entry points of one process and know nothing of each other::
 
-    step_signal().subscribe(agent.begin_step)   # device half: writes the id for the kernels
-    step_signal().emit(step)                    # host half: before any launch of the step
+    step_signal().subscribe(agent.on_step)   # device half: writes the id for the kernels
+    step_signal().emit(step)                 # host half: before any launch of the step
+    capture_window().is_open = True          # host half: every step from now on
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 _LOG = logging.getLogger("megatrace.agent")
 
@@ -45,6 +47,19 @@ class StepSignal:
                 self.unsubscribe(callback)
                 self.failures.append(f"{type(error).__name__}: {error}")
                 _LOG.warning("megatrace: a step subscriber failed and is dropped: %s", error)
+
+
+@dataclass(slots=True)
+class CaptureWindow:
+    """Whether a capture window is open in this process."""
+
+    is_open: bool = False
+
+
+@functools.cache
+def capture_window() -> CaptureWindow:
+    """The window of this process."""
+    return CaptureWindow()
 
 
 @functools.cache

@@ -33,6 +33,8 @@ class RingLoss:
     words_unknown_max: I8
     words_orphaned: I8
     """Of the words seen: those that no surviving header places in time."""
+    tail_words_max: I8
+    """What a warp that never closed its last launch may not have flushed: a line's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class LossRow:
     Lines are exact. ``words_lost`` is exact; of further words only ``words_unknown_max``
     is known, that no more are missing. A record is one word and one for each argument.
     ``orphaned`` words survive but their launch header does not; ``malformed`` words make
-    no record, ``malformed_by`` says why.
+    no record, ``malformed_by`` says why. ``launches_cut`` have a header and no closing;
+    where none follows, the kernel may have been killed and up to a line's words of each
+    warp never left it: ``tail_words_at_most``. A launch cut in its first line leaves nothing.
     """
 
     rank: int
@@ -55,10 +59,11 @@ class LossRow:
     orphaned: int
     malformed: int
     malformed_by: dict[str, int]
-    launches_incomplete: int
+    launches_cut: int
     launches_time_uncertain: int
     launches_lost: int = 0
     """Launches of warps without a header, known by the numbers of those that have one."""
+    tail_words_at_most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +84,45 @@ class LossTable:
         return sum(row.lines_lost for row in self.rows)
 
     @property
+    def launches_cut(self) -> int:
+        """Launches of warps without a closing, over all ranks."""
+        return sum(row.launches_cut for row in self.rows)
+
+    @property
+    def tail_words_at_most(self) -> int:
+        """Words that killed kernels may not have flushed, over all ranks."""
+        return sum(row.tail_words_at_most for row in self.rows)
+
+    @property
     def any(self) -> bool:
-        """Whether anything at all is missing or unreadable."""
+        """Whether anything at all is missing or unreadable, the tails of cut launches too."""
+        return self._beyond_tails or any(row.launches_cut for row in self.rows)
+
+    @property
+    def _beyond_tails(self) -> bool:
         return bool(self.host_records_lost) or any(
-            row.lines_lost or row.words_lost or row.orphaned or row.malformed for row in self.rows
+            row.lines_lost or row.words_lost or row.orphaned or row.malformed or row.launches_lost
+            for row in self.rows
         )
 
     def sentence(self) -> str:
         """One line for titles: what is missing, and how well that is known."""
         if not self.any:
             return "nothing lost" if self.complete else "unknown"
+        cut = ""
+        if self.launches_cut:
+            plural = "" if self.launches_cut == 1 else "es"
+            cut = f"{self.launches_cut:,} warp launch{plural} cut"
+        if not self._beyond_tails:
+            known = "nothing lost but" if self.complete else "at least"
+            return f"{known} the unknown tail of {cut} (up to {RECORDS_PER_LINE} words each)"
+        parts = self._losses()
+        if cut:
+            tail = self.tail_words_at_most
+            parts.append(cut + (f" (unknown tail of up to {tail:,} words)" if tail else ""))
+        return ("" if self.complete else "at least ") + ", ".join(parts)
+
+    def _losses(self) -> list[str]:
         seen = sum(row.lines_seen for row in self.rows)
         lost = self.lines_lost
         words = sum(row.words_lost for row in self.rows)
@@ -102,9 +136,11 @@ class LossTable:
             parts.append(f"{orphaned:,} words without a launch")
         if malformed := sum(row.malformed for row in self.rows):
             parts.append(f"{malformed:,} malformed")
+        if launches := sum(row.launches_lost for row in self.rows):
+            parts.append(f"{launches:,} launches lost")
         if self.host_records_lost:
             parts.append(f"{self.host_records_lost:,} host records lost")
-        return ("" if self.complete else "at least ") + ", ".join(parts)
+        return parts
 
 
 def account(
@@ -146,4 +182,9 @@ def account(
         lost[has[written < until]] = 0  # a damaged count
         after = gone[at] - gone[start] + segments.gap_lines[start]
         unknown[has] = RECORDS_PER_LINE * (missing[has] - after)
-    return RingLoss(seen, missing, torn, repeated, total, lost, unknown, orphaned.astype(np.int64))
+    closed = np.ones(rings, bool)
+    closed[ring] = words_after >= 0  # the last segment of a ring wins
+    return RingLoss(
+        seen, missing, torn, repeated, total, lost, unknown, orphaned.astype(np.int64),
+        np.where(closed, 0, RECORDS_PER_LINE),
+    )  # fmt: skip

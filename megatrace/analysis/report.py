@@ -75,7 +75,11 @@ class StallRow:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRow:
-    """Prefetches of one kernel and edge: late exactly, early at most, or not seen used."""
+    """Prefetches of one kernel and edge, by their first use.
+
+    Late: it was blocked, for exactly so long. Early: it was not, so that the data came in
+    [0, first use - issue]. ``unseen``: no wait for it is in the capture.
+    """
 
     kernel: str
     edge: str
@@ -89,6 +93,8 @@ class PrefetchRow:
     unseen: int
     arrival_visible: bool
     """False: nothing waits for this edge (a prefetch into L2), so no arrival is known."""
+    unblocked_visible: bool
+    """False: waits that do not block left no word, so ``unseen`` has those in it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +153,21 @@ class StepsSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStepRow:
-    """Steps of one rank's server, or forwards of one kind, as its host timed them.
+class SmsRecorded:
+    """SMs that left launches, the most of any rank.
+
+    ``chosen`` are those the recorder was asked for, None: all. ``of`` is how many SMs the
+    grid covers, None where that is not known: where an SM ran two blocks at once.
+    """
+
+    chosen: tuple[int, ...] | None
+    recorded: int
+    of: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostStepRow:
+    """Steps of one rank, or forwards of one kind, as its host timed them.
 
     ``event`` is step, extend, decode, draft, verify or forward; on a GPU a forward returns
     when its work is queued. ``mean_batch_size`` is in requests, ``tokens`` the rows of all
@@ -162,8 +181,8 @@ class ServerStepRow:
     total_ms: float
     median_ms: float
     p95_ms: float
-    mean_batch_size: float
-    tokens: int
+    mean_batch_size: float | None
+    tokens: int | None
     graph_share: float | None
     accept_length: float | None
     requests: int
@@ -182,7 +201,8 @@ class Report:
     ranks: int
     """Those with a traced kernel."""
     steps: StepsSeen
-    steps_of_server: tuple[ServerStepRow, ...]
+    sms: SmsRecorded
+    host_steps: tuple[HostStepRow, ...]
     kernels: tuple[KernelRow, ...]
     events: tuple[EventRow, ...]
     stalls: tuple[StallRow, ...]
@@ -191,6 +211,9 @@ class Report:
     lines_lost: int | None
     """None where the capture is incomplete: no less than the rows of ``loss`` say."""
     host_records_lost: int | None
+    launches_cut: int
+    tail_words_at_most: int
+    """Words of cut launches that the kernel may not have flushed; no more than this."""
     loss: tuple[LossRow, ...]
     overhead: tuple[OverheadRow, ...]
     clocks: tuple[ClockRow, ...]

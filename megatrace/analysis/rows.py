@@ -19,6 +19,7 @@ from megatrace.analysis.report import (
     KernelRow,
     OverheadRow,
     PrefetchRow,
+    SmsRecorded,
     StallRow,
     StepsSeen,
 )
@@ -161,7 +162,7 @@ def prefetch_rows(shared: Gathered, ranks: list[Rank]) -> tuple[PrefetchRow, ...
             PrefetchRow(
                 kernel, edge, lates + earlies + unseen, lates, shared.late.total_ns[n] * _US,
                 float(late.median_ns[n]) * _US, float(late.p95_ns[n]) * _US, earlies,
-                float(early.median_ns[n]) * _US, unseen, edge in waited,
+                float(early.median_ns[n]) * _US, unseen, edge in waited, earlies > 0,
             )
         )  # fmt: skip
     return tuple(sorted(out, key=lambda r: (r.kernel, r.edge)))
@@ -187,9 +188,10 @@ def loss_row(rank: Rank, capture: Capture, malformed: Malformed, uncertain: int)
         orphaned=_total(loss.words_orphaned),
         malformed=malformed.total,
         malformed_by={k: v for k, v in asdict(malformed).items() if v},
-        launches_incomplete=int((~launches.complete).sum()),
+        launches_cut=int((~launches.complete).sum()),
         launches_time_uncertain=uncertain,
         launches_lost=launches.lost(),
+        tail_words_at_most=_total(loss.tail_words_max),
     )
 
 
@@ -232,6 +234,32 @@ def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
     if recorded:
         return StepsSeen(len(recorded), max(recorded), "last step id of the launches")
     return StepsSeen(0, None, "no step ids: the host has no step hook")
+
+
+def sms_of(capture: Capture, ranks: list[Rank]) -> SmsRecorded:
+    """Which SMs the recorder asked for, and how many of how many left launches."""
+    options = next((row.fields.get("options") for row in capture.facts("capture")), None)
+    asked = options.get("sms") if isinstance(options, dict) else None
+    chosen = None
+    if isinstance(asked, list):
+        chosen = tuple(sm for sm in asked if isinstance(sm, int))
+    seen = max((len(np.unique(rank.scan.launches.sm)) for rank in ranks), default=0)
+    grids = {rank.facts.blocks if _one_block_an_sm(rank) else 0 for rank in ranks}
+    known = len(grids) == 1 and seen <= min(grids) and 0 not in grids
+    return SmsRecorded(chosen, seen, grids.pop() if known else None)
+
+
+def _one_block_an_sm(rank: Rank) -> bool:
+    """Whether no SM ran two blocks of a launch: then a grid has as many SMs as blocks."""
+    launches = rank.scan.launches
+    if not len(launches):
+        return False
+    order, start = whole_launches(launches)
+    group = np.repeat(np.arange(len(start)), np.diff(start, append=len(order)))
+    sm = group << 32 | launches.sm[order]
+    block = group << 32 | launches.ring[order] // rank.warps
+    pairs = np.unique(np.stack([sm, block]), axis=1).shape[1]
+    return pairs == len(np.unique(sm))
 
 
 def _total(values: I8) -> int:

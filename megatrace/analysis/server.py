@@ -1,4 +1,4 @@
-"""What the server's own steps say, whether or not a traced kernel ran in them."""
+"""What the host's own steps say, whether or not a traced kernel ran in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.analysis.rank import UNPLACED
-from megatrace.analysis.report import ServerStepRow
+from megatrace.analysis.report import HostStepRow
 from megatrace.capture.reader import Capture
 from megatrace.schema import HOST
 
@@ -28,7 +28,7 @@ def host_ranks(capture: Capture) -> list[int]:
     return ranks
 
 
-def server_step_rows(capture: Capture) -> tuple[ServerStepRow, ...]:
+def host_step_rows(capture: Capture) -> tuple[HostStepRow, ...]:
     """One row a rank and stage, in the order of the schema."""
     host = capture.host()
     rows = []
@@ -45,22 +45,23 @@ def server_step_rows(capture: Capture) -> tuple[ServerStepRow, ...]:
     return tuple(rows)
 
 
-def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> ServerStepRow:
+def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> HostStepRow:
     dur_ms = np.maximum(stage["end_ns"] - stage["begin_ns"], 0) * _MS
     batch, tokens, graph, accepted = stage["values"].T
     median, p95 = np.quantile(dur_ms, (0.5, 0.95)).tolist()
-    told = accepted >= 0
-    verified = int(batch[told].sum())
-    known = graph >= 0
-    return ServerStepRow(
+    said = (stage["values"] != 0).any(axis=1)  # all zero: a span without values
+    with_batch, with_tokens, known = (said & (v >= 0) for v in (batch, tokens, graph))
+    told = said & (accepted >= 0)
+    verified = int(batch[told & with_batch].sum())
+    return HostStepRow(
         rank=rank,
         event=name,
         count=len(stage),
         total_ms=float(dur_ms.sum()),
         median_ms=median,
         p95_ms=p95,
-        mean_batch_size=float(batch.mean()),
-        tokens=int(tokens.sum()),
+        mean_batch_size=float(batch[with_batch].mean()) if with_batch.any() else None,
+        tokens=int(tokens[with_tokens].sum()) if with_tokens.any() else None,
         graph_share=float((graph[known] == 1).mean()) if known.any() else None,
         accept_length=int(accepted[told].sum()) / verified if verified > 0 else None,
         requests=requests,

@@ -6,7 +6,7 @@ import numpy as np
 
 from megatrace.analysis.groups import EVENTS, Gathered, Sums, codes_of
 from megatrace.analysis.lines import F8, HANG, Rows
-from megatrace.analysis.loss import LossRow
+from megatrace.analysis.loss import LossTable
 from megatrace.analysis.plan import Piece, pieces
 from megatrace.analysis.prefetch import slack
 from megatrace.analysis.rank import Rank, load_rank
@@ -20,10 +20,11 @@ from megatrace.analysis.rows import (
     loss_row,
     overhead_row,
     prefetch_rows,
+    sms_of,
     stall_rows,
     steps_of,
 )
-from megatrace.analysis.server import host_records_lost, server_step_rows
+from megatrace.analysis.server import host_records_lost, host_step_rows
 from megatrace.analysis.spans import pair
 from megatrace.analysis.stats import RELATIVE_ERROR
 from megatrace.analysis.tables import SPAN
@@ -177,9 +178,9 @@ def _report(
     ranks = [part.rank for part in parts]
     exact = shared.durations.exact and shared.walls.durations.exact
     devices = sorted({device_name(rank.facts.device) for rank in ranks})
-    loss: list[LossRow] = [
-        loss_row(part.rank, capture, part.malformed, part.uncertain) for part in parts
-    ]
+    table = LossTable(
+        tuple(loss_row(part.rank, capture, part.malformed, part.uncertain) for part in parts)
+    )
     problems = [*capture.problems, *(p for rank in ranks for p in rank.problems)]
     return Report(
         path=str(capture.path),
@@ -188,15 +189,18 @@ def _report(
         problems=tuple(problems),
         ranks=len(ranks),
         steps=steps_of(capture, ranks),
-        steps_of_server=server_step_rows(capture),
+        sms=sms_of(capture, ranks),
+        host_steps=host_step_rows(capture),
         kernels=kernel_rows(shared),
         events=event_rows([part.sums for part in parts], ranks, shared),
         stalls=tuple(row for part in parts for row in stall_rows(samples, part.rank, part.sums)),
         prefetches=prefetch_rows(shared, ranks),
         hangs=tuple(row for part in parts for row in part.hangs),
-        lines_lost=sum(row.lines_lost for row in loss) if capture.complete else None,
+        lines_lost=table.lines_lost if capture.complete else None,
         host_records_lost=host_records_lost(capture) if capture.complete else None,
-        loss=tuple(loss),
+        launches_cut=table.launches_cut,
+        tail_words_at_most=table.tail_words_at_most,
+        loss=table.rows,
         overhead=tuple(overhead_row(samples, p.rank, p.records) for p in parts),
         clocks=tuple(clock_row(rank) for rank in ranks),
         quantiles_exact=exact,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from megatrace.capture.batch import Batch
 from megatrace.capture.facts import MetaRow, RingFacts, loss_of, rings_of, tables_of
 from megatrace.capture.layout import PART_SUFFIX, TableId
-from megatrace.capture.scan import scan
+from megatrace.capture.scan import NOT_A_CAPTURE, scan
 from megatrace.errors import CaptureError, FormatError, TruncatedError
 from megatrace.schema.events import EventTable
 from megatrace.schema.layout import COUNTERS, HOST_RECORD, LINE_BYTES, LINE_WORDS
@@ -93,7 +94,10 @@ class Capture:
             if strict and found.errors:
                 raise found.errors[0]
         except CaptureError as error:
-            raise type(error)(f"{path}: {error}", hint=error.hint or _hint(path)) from None
+            hint = error.hint or _hint(path)
+            if str(error).startswith(NOT_A_CAPTURE):
+                hint = f"give a file that megatrace record wrote; of a damaged one {hint}"
+            raise type(error)(f"{path}: {error}", hint=hint) from None
         self.problems = found.problems
         self._batches = {table: [b for b in found.batches if b.table is table] for table in TableId}
         self._checked: set[int] = set()
@@ -272,10 +276,12 @@ def _map(path: Path) -> mmap.mmap:
         hint = f"megatrace recover {part}" if part.exists() else "check the path"
         raise CaptureError(f"cannot open {path}: {error.strerror}", hint=hint) from None
     try:
-        size = os.fstat(fd).st_size
-        if size == 0:
+        facts = os.fstat(fd)
+        if stat.S_ISDIR(facts.st_mode):
+            raise FormatError(f"{path} is a directory", hint="give the name of a file in it")
+        if facts.st_size == 0:
             raise TruncatedError(f"{path} is empty", hint="nothing was recorded in it")
-        return mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        return mmap.mmap(fd, facts.st_size, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be mapped: {error}", hint="give a regular file") from None
     finally:

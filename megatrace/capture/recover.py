@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrace.capture.layout import TableId
-from megatrace.capture.scan import Scan, scan
+from megatrace.capture.scan import NOT_A_CAPTURE, Scan, scan
 from megatrace.capture.writer import CaptureWriter, is_locked
-from megatrace.errors import CaptureError, FormatError, RecordError
+from megatrace.errors import CaptureError, FormatError, RecordError, TruncatedError
 
 _SUFFIX = ".recovering"  # not ".part": that is what is being recovered
 
@@ -38,7 +38,7 @@ def recover(part: str | Path, out: str | Path, *, force: bool = False) -> Recove
         raise type(error)(f"{part}: {error}", hint=error.hint) from None
     if not found.batches:
         raise FormatError(
-            f"{part}: nothing in it is a batch of a capture", hint="nothing to recover"
+            f"{part}: {NOT_A_CAPTURE}, nor a part of one", hint="nothing to recover in it"
         )
     writer = CaptureWriter(out, force=force, part_suffix=_SUFFIX)
     try:
@@ -59,7 +59,11 @@ def _map(part: Path) -> mmap.mmap:
         raise RecordError(f"{part} is still being written", hint="end that recording first")
     try:
         with part.open("rb") as file:
+            if not part.stat().st_size:
+                raise TruncatedError("it is empty", hint="nothing to recover: delete it")
             return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except IsADirectoryError:
+        raise CaptureError("it is a directory", hint="give the name of a file in it") from None
     except (OSError, ValueError) as error:
         raise CaptureError(f"cannot read it: {error}", hint="nothing to recover") from None
 

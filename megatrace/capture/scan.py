@@ -6,8 +6,12 @@ import contextlib
 from dataclasses import dataclass, field
 
 from megatrace.capture.batch import Batch, check_schema, read_batch
-from megatrace.capture.frames import FrameKind, candidates, read_frame
+from megatrace.capture.frames import CONTINUATION, FrameKind, candidates, read_frame
 from megatrace.errors import CaptureError, FormatError, SchemaMismatch, TruncatedError
+
+
+NOT_A_CAPTURE = "not a megatrace capture"
+_MARK = CONTINUATION.to_bytes(4, "little")
 
 
 @dataclass(slots=True)
@@ -41,7 +45,8 @@ def scan(file: memoryview, *, need_schema: bool = True) -> Scan:
     """Walk the frames of ``file``; damage is noted and stepped over.
 
     Raises FormatError where it is no capture (unless ``need_schema`` is false, and there
-    is at least one batch), SchemaMismatch where it is of another version.
+    is at least one batch), SchemaMismatch where it is of another version, TruncatedError
+    where it ends before its first batch.
     """
     found = Scan()
     at = 0
@@ -52,8 +57,10 @@ def scan(file: memoryview, *, need_schema: bool = True) -> Scan:
     except SchemaMismatch:
         raise
     except CaptureError as error:
-        if need_schema:
+        if need_schema and isinstance(error, TruncatedError) and _begins_well(file):
             raise
+        if need_schema:
+            raise FormatError(f"{NOT_A_CAPTURE}: {_why(file, error)}") from None
         at = _resume(file, 0, found, error)
     while at < len(file) and not found.ended:
         at = _step(file, at, found)
@@ -63,6 +70,14 @@ def scan(file: memoryview, *, need_schema: bool = True) -> Scan:
     elif at < len(file):
         found.note(FormatError(f"bytes follow the end mark, at byte {at}"), len(file) - at)
     return found
+
+
+def _begins_well(file: memoryview) -> bool:
+    return file[:4] == _MARK[: len(file)]
+
+
+def _why(file: memoryview, error: CaptureError) -> str:
+    return str(error) if _begins_well(file) else "it does not begin as one"
 
 
 def _step(file: memoryview, at: int, found: Scan) -> int:

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from megatrace.capture.layout import SUFFIX
 from megatrace.collect.environment import GpuQuery, gather
 from megatrace.collect.launch import Child, Program, redacted, resolve
 from megatrace.collect.options import RecordOptions, default_name
@@ -19,7 +20,7 @@ from megatrace.collect.status import Status, StatusLine
 from megatrace.collect.steering import Steering
 from megatrace.collect.summary import Summary, process_reports
 from megatrace.collect.talk import Talk
-from megatrace.errors import RecordError
+from megatrace.errors import RecordError, UsageError
 from megatrace.ring.session import Session
 
 DRAIN_S = 5.0
@@ -37,7 +38,8 @@ def record(options: RecordOptions, talk: Talk, signals: Signals) -> Summary:
 
     ``signals`` are held by the caller. The summary comes when the child has ended, with
     its status. Raises RecordError (also ProgramNotFound, ProgramNotExecutable) or
-    SessionError where nothing could be started; then there is no child and no file.
+    SessionError where nothing could be started, UsageError for an output that is no
+    ``*.mtr``; then there is no child and no file.
     """
     if sys.platform != "linux":
         raise RecordError(
@@ -296,6 +298,21 @@ class Recording:
 
 def _output(options: RecordOptions, program: Program) -> Path:
     name = default_name(program.name, os.getpid())
-    if options.output is None:
+    path = options.output
+    if path is None:
         return Path(name)
-    return options.output / name if options.output.is_dir() else options.output
+    if path.is_dir():
+        return path / name
+    if path.suffix != SUFFIX:
+        capture = path.with_name(f"{path.name.partition('.')[0] or 'run'}{SUFFIX}")
+        raise UsageError(
+            f"-o {path}: a recording is a *{SUFFIX} file",
+            hint=f"-o {capture}, and then: megatrace export {capture} -o {_viewed(path)}",
+        )
+    return path
+
+
+def _viewed(path: Path) -> Path:
+    """A name that ``export`` takes: ``path`` itself where it looks like one."""
+    takes = (".pftrace", ".pftrace.gz", ".csv", ".csv.gz", ".parquet")
+    return path if path.name.endswith(takes) else path.with_suffix(".pftrace.gz")

@@ -66,8 +66,10 @@ def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salv
     or ``out`` exists or cannot be written.
     """
     out = out or default_output(part)
+    if part.is_dir():
+        raise CaptureError(f"{part} is a directory", hint="give the name of a file in it")
     if not part.is_file():
-        raise CaptureError(f"{part} is no file", hint="check the path")
+        raise CaptureError(f"no file {part}", hint="check the path")
     if out.exists() and not force:
         raise RecordError(f"{out} exists", hint="choose another -o, or overwrite it with --force")
     # Not under the name of ``out``: its .part is most often the file being read.

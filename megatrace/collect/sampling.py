@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from megatrace.schema.layout import RECORDS_PER_LINE
 
-FILE_WORDS_PER_S = 50e6
-"""200 MB/s of capture file."""
+FILE_WORDS_PER_S = 5e6
+"""About 20 MB/s of capture file: a terabyte lasts half a day."""
 ASSUMED_DRAIN_WORDS_PER_S = 50e6
 """Until a pass was large enough to measure."""
 MAX_EVERY_N = 1 << 20

@@ -14,10 +14,12 @@ from megatrace.ring.drain import Drained, LineReader, LineStats
 from megatrace.ring.file import RingFile
 from megatrace.ring.host import Fact, FactAssembler
 from megatrace.ring.records import CounterReader, HostReader
-from megatrace.schema import HOST
+from megatrace.schema import CORE, HOST
+from megatrace.schema.layout import HALF_WORDS, record_word
 
 _HEADER_FACTS = ("pid", "blocks", "warps", "lines", "layers", "host_capacity", "device")
 _NO_SPANS = [event.id for event in HOST if event.name in ("fact", "clock_sample")]
+_FIRST_RECORD = record_word(next(event.id for event in CORE if event.name == "hang"), 0)
 _META_KEYS = ("table", "roles", "kernels", "process")
 
 
@@ -34,7 +36,7 @@ class Source:
 
     Attributes:
         name: file name without ``.ring``.
-        records: record words handed on so far, headers and closings included.
+        records: records handed on so far, as a report counts them.
         host_spans: host records handed on so far, facts and clock samples aside.
         facts: facts of the process by name, the latest of each.
         credit: how many timeline steps its agent may begin.
@@ -148,7 +150,10 @@ class Source:
 
 
 def count_records(lines: NDArray[np.uint32]) -> int:
-    """Record words of ``lines`` u4 ``(n, 32)``: not empty, no argument, no line number."""
+    """Records in ``lines`` u4 ``(n, 32)``: what the kernel's own events and hangs wrote.
+
+    Headers, closings and epochs are bookkeeping; begin and end of a span are two records.
+    """
     signed = lines.view(np.int32)  # an argument's top bit makes it negative
-    numbers = np.count_nonzero(signed[:, 0] > 0) + np.count_nonzero(signed[:, 16] > 0)
-    return int(np.count_nonzero(signed > 0) - numbers)
+    record = signed >= _FIRST_RECORD
+    return int(np.count_nonzero(record) - np.count_nonzero(record[:, ::HALF_WORDS]))

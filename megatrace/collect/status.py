@@ -27,27 +27,17 @@ class Status:
     """The largest N of any rank."""
 
     def text(self) -> str:
-        """``12.4 s · 8/8 ranks · 3.1 M records · 0 lines lost · 48 MB · 1 step in 4``."""
+        """``12.4 s · 8/8 ranks · 3,104,221 records · 0 lines lost · 48 MB · 1 step in 4``."""
         parts = [
             f"{self.elapsed_s:.1f} s",
             f"{self.ranks_live}/{self.ranks} ranks" if self.ranks else "no rank yet",
-            f"{count_text(self.records)} records",
-            f"{count_text(self.lines_lost)} lines lost",
+            f"{self.records:,} records",
+            f"{self.lines_lost:,} lines lost",
             f"{self.size_bytes / 1e6:.0f} MB",
         ]
         if self.every_n > 1:
             parts.append(f"1 step in {self.every_n}")
         return " · ".join(parts)
-
-
-def count_text(count: float) -> str:
-    """``950``, ``3.1 k``, ``12 M``: three digits are enough while it runs."""
-    unit = ""
-    for larger in (" k", " M", " G"):
-        if count < 999.5:
-            break
-        count, unit = count / 1000, larger
-    return f"{count:.3g}{unit}"
 
 
 class StatusLine:

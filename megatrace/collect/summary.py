@@ -63,6 +63,11 @@ class Summary:
         """Whether there are host spans and no kernel has a ring."""
         return not self.traced_ranks and bool(self.totals.host_spans)
 
+    @property
+    def failed_alone(self) -> bool:
+        """Whether the program failed before anything in it attached."""
+        return bool(self.child_status) and not self.totals.processes
+
     def to_json(self) -> dict[str, object]:
         """The body of ``record --json``."""
         return {
@@ -134,12 +139,14 @@ def tell(summary: Summary, talk: Talk) -> None:
         talk.say(f"next: megatrace report {path} | megatrace export {path} -o {stem}")
     elif summary.totals.ranks:
         talk.say(f"next: megatrace report {path}")
+    elif summary.failed_alone:
+        talk.say(f"next: what {summary.name} itself says above; then record it again")
     else:
         talk.say("next: megatrace doctor")
 
 
 def written_line(summary: Summary) -> str:
-    """``wrote run.mtr: 8 ranks, 3 104 221 records in 120 331 lines, 0 lines lost, ...``.
+    """``wrote run.mtr: 8 ranks, 3,104,221 records in 120,331 lines, 0 lines lost, ...``.
 
     Without a kernel's ring ``wrote run.mtr: 675 host spans, ...``.
     """
@@ -148,20 +155,20 @@ def written_line(summary: Summary) -> str:
     if not summary.host_only:
         parts = [
             f"{totals.ranks} rank{'s' * (totals.ranks != 1)}",
-            f"{spaced(totals.records)} records in {spaced(totals.lines)} lines",
-            f"{spaced(totals.lines_lost)} lines lost",
+            f"{totals.records:,} records in {totals.lines:,} lines",
+            f"{totals.lines_lost:,} lines lost",
         ]
     if totals.host_spans:
-        parts.append(f"{spaced(totals.host_spans)} host span{'s' * (totals.host_spans != 1)}")
+        parts.append(f"{totals.host_spans:,} host span{'s' * (totals.host_spans != 1)}")
     if totals.host_records_lost:
-        parts.append(f"{spaced(totals.host_records_lost)} host records lost")
+        parts.append(f"{totals.host_records_lost:,} host records lost")
     if totals.lines_dropped:
-        parts.append(f"{spaced(totals.lines_dropped)} lines not written")
+        parts.append(f"{totals.lines_dropped:,} lines not written")
     if summary.abandoned:
         parts.append("drain abandoned")
     errors = [ns for ns in summary.clock_error_ns.values() if math.isfinite(ns)]
     if totals.ranks or errors:
-        parts.append(f"host clock ±{max(errors) / 1000:.1f} µs" if errors else "host clock unknown")
+        parts.append(f"host clock ±{max(errors) / 1000:.1f} us" if errors else "host clock unknown")
     parts.append(f"{summary.size_bytes / 1e6:.1f} MB")
     verb = "wrote" if summary.complete else "incomplete:"
     return f"{verb} {summary.path}: {', '.join(parts)}"
@@ -193,7 +200,9 @@ def warnings(summary: Summary) -> list[str]:
         lines.append(f"{_who(name, ranks)}: not attached to {target}: {why}")
     for (name, state), ranks in states.items():
         lines.append(f"{_who(name, ranks)}: {_STATES.get(state, f'says {state}')}")
-    if not summary.totals.processes:
+    if summary.failed_alone:
+        lines.append(f"no process had attached when {summary.name} ended: nothing was recorded")
+    elif not summary.totals.processes:
         lines.append(
             "no process attached, so nothing was recorded: is megatrace installed in the "
             "program's own Python, and does its kernel have a tracer? megatrace doctor checks"
@@ -206,11 +215,6 @@ def warnings(summary: Summary) -> list[str]:
     if summary.child_status is None:
         lines.append(f"{summary.name} (pid {summary.child_pid}) still runs")
     return lines
-
-
-def spaced(count: int) -> str:
-    """``3 104 221``."""
-    return f"{count:,}".replace(",", " ")
 
 
 _STATES = {

@@ -54,8 +54,15 @@ def build(kernel: Kernel, target: str) -> Path:
     library = folder / "kernel.so"
     if library.exists():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise BuildError(
+            f"cannot write the cache of kernels, {folder.parent}: {error.strerror}",
+            hint=f"set {CACHE_ENV} to a folder that can be written",
+        ) from None
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             _compile(kernel, target, compiler, flags, library)

@@ -16,6 +16,8 @@ HOST = "host"
 """The target of the host build; any other target is a chip: ``sm_90a``, ``sm_103a``."""
 
 _CC_MAJOR, _CC_MINOR = 75, 76
+_FIRST_MAJOR = 9
+"""Dependent launches and mbarrier waits begin here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def host_compiler() -> Compiler:
 
 
 def gpu_chip() -> str | None:
-    """The first GPU's chip as nvcc names it (``sm_90a``), None where there is no GPU."""
+    """The first GPU's chip as nvcc names it (``sm_90a``), None where there is none of sm_90 on."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -88,6 +90,8 @@ def gpu_chip() -> str | None:
     for value, attribute in ((major, _CC_MAJOR), (minor, _CC_MINOR)):
         if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
             return None
+    if major.value < _FIRST_MAJOR:
+        return None
     return f"sm_{major.value}{minor.value}a"
 
 

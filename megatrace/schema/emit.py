@@ -61,13 +61,21 @@ def table_header(table: EventTable) -> str:
         f'#include "megatrace/words.cuh"\n\nnamespace megatrace::events::{table.name} {{\n\n'
     )
     lines.append(f"constexpr uint64_t kTableHash = 0x{table.hash:016x}ull;\n\n")
-    lines += [_struct(event) for event in table.events]
+    fetched = {event.edge for event in table.events if event.kind is Kind.PREFETCH}
+    lines += [_struct(event, event.edge in fetched) for event in table.events]
     lines.append(f"}}  // namespace megatrace::events::{table.name}\n")
     return "".join(lines)
 
 
-def _struct(event: Event) -> str:
+def _struct(event: Event, fetched: bool = False) -> str:
     cause = f"\n  static constexpr Cause cause = Cause::{event.cause};" if event.cause else ""
+    if event.kind in (Kind.STALL, Kind.WAIT):
+        # Whether what it waits for was asked for early: then a wait that does not block says so.
+        first_use = str(fetched and event.kind is Kind.WAIT).lower()
+        cause += f"\n  static constexpr bool kFirstUse = {first_use};"
+    # A stall's duration is the tracer's own; what else follows is the caller's to give.
+    args = len(event.all_args) - (event.kind in (Kind.STALL, Kind.WAIT))
+    cause += f"\n  static constexpr uint32_t args = {args};"
     return (
         f"struct {event.name} {{  // {event.doc}\n"
         f"  static constexpr uint32_t id = {event.id};\n"

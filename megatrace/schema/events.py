@@ -25,6 +25,8 @@ from megatrace.errors import SchemaMismatch, UsageError
 from megatrace.schema.layout import LAYOUT_VERSION, MAX_EVENT
 
 FIRST_USER_EVENT = 16
+_MEMBERS = ("id", "kind", "cause", "name", "args", "kFirstUse")
+"""What each event's type has in the CUDA header."""
 
 
 class Kind(StrEnum):
@@ -153,6 +155,8 @@ class EventTable:
         taken: dict[int, str] = {}
         names: set[str] = set()
         for event in self.events:
+            if event.name in _MEMBERS:
+                raise UsageError(f"event name {event.name!r} is one of {', '.join(_MEMBERS)}")
             if not event.name.isidentifier() or event.name in names:
                 raise UsageError(f"event name {event.name!r} is no identifier or repeats")
             names.add(event.name)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import struct
 import time
 
 import pytest
 
 from megatrace.agent.kernel import IdleAgent, KernelAgent, RingSize
-from megatrace.errors import RingError
+from megatrace.agent.steps import capture_window, step_signal
 from megatrace.jit.compilers import gpu_chip
 from megatrace.ring.control import Control, read_ack, write_control
 from megatrace.ring.drain import HostReader
 from megatrace.ring.file import STATE_CLOSED, RingFile
 from megatrace.ring.session import Session
 from megatrace.schema import HOST, Cause, Event, EventTable, Kind
-from megatrace.schema.layout import LEVEL_TIMELINE
+from megatrace.schema.layout import LEVEL_OFF, LEVEL_TIMELINE
 
 TABLE = EventTable("t", (Event(16, "full", Kind.STALL, "Not there.", cause=Cause.DATA),))
 
@@ -91,6 +94,75 @@ def test_clock_samples_are_taken_at_both_ends(session: Session) -> None:
 
 
 @pytest.mark.skipif(gpu_chip() is not None, reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_said(session: Session) -> None:
-    with pytest.raises(RingError, match=r"no CUDA driver|no CUDA-capable|cuInit"):
-        start(device="cuda")
+def test_a_gpu_that_is_not_there_is_said_and_ends_nothing(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"blocks": 1, "roles": ("w",), "kernels": ("k",), "device": "cuda"}
+    assert isinstance(KernelAgent.start(TABLE, **arguments), IdleAgent)  # type: ignore[arg-type]
+    assert "not recorded" in capsys.readouterr().err
+
+
+def test_a_session_that_is_gone_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MEGATRACE_SESSION", "/nonexistent/session")
+    agent = KernelAgent.start(TABLE, blocks=1, roles=("w",), kernels=("k",), device="cpu")
+    assert isinstance(agent, IdleAgent)
+    assert "has ended" in capsys.readouterr().err
+
+
+def test_steps_that_a_plugin_says_reach_the_kernel_on_its_stream(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_TIMELINE, every_n=1))
+        step_signal().emit(100)
+        assert read_ack(ring).step == 100
+        assert control_word(agent) == (100, LEVEL_TIMELINE)
+
+
+def test_an_open_capture_window_records_the_very_next_step(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_TIMELINE, every_n=1000, timeline_limit=1))
+        levels = []
+        for step in range(1, 7):
+            capture_window().is_open = 3 <= step <= 4
+            agent.begin_step(step=step)
+            levels.append(read_ack(ring).level)
+        assert levels == [1, 1, 2, 2, 1, 1]
+
+
+def test_a_recorder_that_died_while_writing_its_wishes_stops_nothing(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_TIMELINE, every_n=1))
+        agent.begin_step()
+        struct.pack_into("<I", ring.control_page, 0, 7)
+        agent.begin_step()
+        assert read_ack(ring).step == 2
+        assert read_ack(ring).level == LEVEL_TIMELINE
+
+
+def test_a_closed_agent_has_switched_the_tracer_off(session: Session) -> None:
+    agent = start()
+    with RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_TIMELINE, every_n=1))
+    agent.begin_step()
+    assert control_word(agent)[1] == LEVEL_TIMELINE
+    agent.close()
+    assert control_word(agent)[1] == LEVEL_OFF
+
+
+def test_a_forked_child_leaves_its_parents_ring_alone(session: Session) -> None:
+    with start() as agent:
+        child = os.fork()
+        if child == 0:
+            agent.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with RingFile.attach(session.ring_paths()[0]) as ring:
+            assert ring.state != STATE_CLOSED
+            assert ring.owner_alive()
+
+
+def control_word(agent: KernelAgent) -> tuple[int, int]:
+    """Step and level as a kernel would read them."""
+    step, level = (ctypes.c_uint32 * 2).from_address(agent.params.control)
+    return int(step), int(level)

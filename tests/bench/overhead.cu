@@ -17,18 +17,23 @@ namespace ev {
 struct empty {
   static constexpr uint32_t id = 16;
   static constexpr Kind kind = Kind::stall;
+  static constexpr uint32_t args = 0;
   static constexpr Cause cause = Cause::space;
+  static constexpr bool kFirstUse = false;
   static constexpr const char* name = "empty";
 };
 struct full {
   static constexpr uint32_t id = 17;
   static constexpr Kind kind = Kind::stall;
+  static constexpr uint32_t args = 0;
   static constexpr Cause cause = Cause::data;
+  static constexpr bool kFirstUse = false;
   static constexpr const char* name = "full";
 };
 struct tile {
   static constexpr uint32_t id = 18;
   static constexpr Kind kind = Kind::instant;
+  static constexpr uint32_t args = 0;
   static constexpr const char* name = "tile";
 };
 }  // namespace ev
@@ -126,6 +131,7 @@ struct Recorder {
     params.lines = lines;
     params.line_mask = kRingLines - 1;
     params.warps = warps;
+    params.layers = kLaunches;
   }
 };
 

@@ -70,7 +70,8 @@ class Running:
             FOLDER / "kernel.cu", (table,), {"MEGATRACE_TILE_BYTES": str(shape.tile_bytes)}
         )
         library = load(build(kernel, target), table)
-        self.blocks = library.stream_blocks()
+        library.megatrace_last_error.restype = ctypes.c_char_p
+        self.blocks = self.run["sm_count"](library)
         self.agent = KernelAgent.start(
             table,
             blocks=self.blocks,

@@ -26,6 +26,7 @@ TABLE = EventTable("t", (TILE, FULL))
         ((TILE, replace(FULL, name="tile")), "repeats"),
         ((replace(TILE, name="a tile"),), "no identifier"),
         ((replace(FULL, cause=None),), "needs a cause"),
+        ((replace(TILE, name="args"),), "is one of"),
     ],
 )
 def test_a_table_that_cannot_be_told_apart_is_refused(

@@ -9,6 +9,10 @@
 #else
 #include <cuda_runtime.h>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "megatrace traces kernels of sm_90 and later: build with -arch=sm_90a or newer"
+#endif
+
 #define MEGATRACE_DEVICE __device__ __forceinline__
 
 namespace megatrace::ptx {
@@ -47,8 +51,8 @@ MEGATRACE_DEVICE void read_clocks(uint64_t& ns, uint64_t& cycles) {
   cycles = clock64();
 }
 
-// May 2**22 cycles pass between two records where no warp waits, so that a reader loses count
-// of the time field? Not on a GPU.
+// Is the machine so slow that 2**22 cycles between two records are nothing special? Then
+// every record says the high part of its time.
 constexpr bool kSlow = false;
 
 // The same value, as far as the compiler cannot see: it computes nothing of it earlier than

@@ -14,15 +14,25 @@
 //     }
 //   }
 //
+// Of the kernel: a one-dimensional grid of whole warps, as many as the agent was told, and
+// one stream per ring. Of the calls: made by whole, converged warps; arguments are the same
+// in all lanes; spans end before end().
+//
+// A time is unrolled by the reader from the record before it, so more than 2**22 cycles (2 ms)
+// without a record or a traced wait that blocks cannot be told from less: the launch's
+// closing shows it, and the report calls its times uncertain.
+//
 // A warp keeps its next line in registers: lane i holds word i, a full line leaves in one
 // posted 128-byte write to a ring in host memory (megatrace/schema/layout.py draws it). No
-// shared memory, no atomics, no fence. All calls are made by whole, converged warps.
+// shared memory, no atomics, no fence.
 //
 // What costs is not the records, which fall into time the warp idles, but every instruction
 // before a launch's first load and after its last: run once, none of them is in the
 // instruction cache. So little is done there, and values asked for early are used late.
 #pragma once
 
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "megatrace/ptx.cuh"
@@ -49,11 +59,16 @@ struct TraceParams {
   uint32_t* lines;          // [warps][line_mask + 1] lines of the ring, host memory
   uint32_t line_mask;
   uint32_t kernel_layer;
-  uint32_t warps;  // of the grid
+  uint32_t warps;   // of the grid
+  uint32_t layers;  // that have sums
 };
 
-// The parameter of one launch of a chain: which kernel, which layer.
+// The parameter of one launch of a chain: which kernel, which layer. Throws where the agent
+// was told of fewer layers.
 inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
+  if (p.control != nullptr && layer >= p.layers)
+    throw std::out_of_range("layer " + std::to_string(layer) + " of a ring with " +
+                            std::to_string(p.layers) + " layers: give the agent more");
   p.kernel_layer = kernel << kKernelShift | layer;
   p.sums += size_t{kCauses} * p.warps * layer;
   return p;
@@ -83,12 +98,17 @@ class Tracer {
     if (p_.control != nullptr) control_ = ptx::load_pair(p_.control);
     if constexpr (kTimeline) open();
   }
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
 
-  // Asks for the warp's cursor, which the launch before may just have written. A warp that
-  // has more than a line of records must have been here.
+  // Asks for the warp's cursor, which the launch before may just have written. Without this
+  // call the first line asks, and waits.
   MEGATRACE_DEVICE void after_dependency() {
-    if constexpr (kTimeline)
-      if (p_.control != nullptr) cursor_ = ptx::load_state(p_.cursors + ring());
+    if constexpr (kTimeline) {
+      asked_ = true;
+      if (p_.control != nullptr && ring() < p_.warps)
+        cursor_ = ptx::load_state(p_.cursors + ring());
+    }
   }
 
   // -- records -------------------------------------------------------------------------
@@ -115,6 +135,7 @@ class Tracer {
   template <class E, class... Args>
   MEGATRACE_DEVICE void instant(E, Args... args) {
     static_assert(E::kind == Kind::instant || E::kind == Kind::counter, "not an instant");
+    static_assert(sizeof...(Args) == E::args, "not the arguments of the table");
     record(E::id, args...);
   }
 
@@ -122,6 +143,7 @@ class Tracer {
   template <class E, class... Args>
   MEGATRACE_DEVICE void detail_instant(E, Args... args) {
     static_assert(E::kind == Kind::instant, "not an instant");
+    static_assert(sizeof...(Args) == E::args, "not the arguments of the table");
     if constexpr (kAll) record(E::id, args...);
   }
 
@@ -161,8 +183,11 @@ class Tracer {
   template <class E, class... Args>
   MEGATRACE_DEVICE void commit(E, const Stalled& s, Args... args) {
     static_assert(E::kind == Kind::stall || E::kind == Kind::wait, "not a wait");
+    static_assert(sizeof...(Args) == E::args,
+                  "not the arguments of the table; a wait's first is its slot");
     if (!s.blocked) {
-      if constexpr (kAll) record(E::id, 0u, args...);
+      // A prefetch that came in time is worth a word: nothing else tells it from one unused.
+      if constexpr (kAll || E::kFirstUse) record(E::id, 0u, args...);
       return;
     }
     constexpr uint32_t cause = static_cast<uint32_t>(E::cause);
@@ -193,6 +218,9 @@ class Tracer {
  private:
   MEGATRACE_DEVICE uint32_t ring() const {
     return blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+  }
+  MEGATRACE_DEVICE bool fits() const {
+    return ring() < p_.warps && gridDim.y * gridDim.z == 1 && (blockDim.x & 31) == 0;
   }
   static MEGATRACE_DEVICE uint32_t at_most(uint64_t v, uint32_t cap) {
     return v < cap ? static_cast<uint32_t>(v) : cap;
@@ -233,9 +261,11 @@ class Tracer {
     return word;
   }
 
-  // Does the host want this launch's timeline, on this SM?
+  // Does the host want this launch's timeline, on this SM? Never of a grid that the ring was
+  // not made for.
   MEGATRACE_DEVICE bool wanted() const {
     const uint32_t level = ptx::opaque(control_.y);
+    if (!fits()) return false;
     if (MEGATRACE_RARE(level & kSomeSms)) {
       const uint32_t sm = ptx::sm_id();
       if (!(ptx::load_relaxed(p_.control + 4 + (sm >> 5)) >> (sm & 31) & 1)) return false;
@@ -272,7 +302,8 @@ class Tracer {
 
   MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
     if (flushed_ == 0) {
-      live_ = wanted();
+      live_ = live_ || wanted();
+      if (!asked_) after_dependency();
       line_word_ = header_word();
     }
     const uint32_t number = ptx::opaque(cursor_.x) + ++flushed_;
@@ -301,7 +332,7 @@ class Tracer {
   // Adds this launch's stalls to the running sums; a launch with a timeline says them there.
   // Nothing is read and nobody waits.
   MEGATRACE_DEVICE void add_sums() {
-    if (ptx::opaque(control_.y) == 0 || ptx::lane_id() != 0) return;
+    if (ptx::opaque(control_.y) == 0 || ptx::lane_id() != 0 || ring() >= p_.warps) return;
 #pragma unroll
     for (uint32_t c = 0; c < kCauses; ++c)
       if (counts_[c] != 0)
@@ -326,6 +357,12 @@ class Tracer {
   MEGATRACE_DEVICE void hang(uint32_t event, uint32_t slot, uint64_t begin) {
     if constexpr (kTimeline) {
       const uint64_t now = ptx::clock64();
+      // A step without a timeline has one from here on: its lines so far went nowhere.
+      if (!live_ && ptx::opaque(control_.y) != 0 && fits()) {
+        live_ = true;
+        flushed_ = words_ = line_word_ = 0;
+        used_ = kHeaderWords;
+      }
 #pragma unroll 1
       for (uint32_t line = 0; line < 2; ++line) {
         flush_line(kLineWords);
@@ -340,6 +377,7 @@ class Tracer {
   const Params p_;
   uint2 control_ = {};      // step id, level
   uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
+  bool asked_ = false;      // the cursor is on its way
   bool live_ = false;       // lines are wanted; known from the first on
   uint64_t ns_ = 0;         // globaltimer at launch start
   uint64_t t0_ = 0;         // clock, read with it
@@ -365,6 +403,8 @@ class Tracer<Level::off, D> {
   };
 
   MEGATRACE_DEVICE explicit Tracer(const Params&) {}
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
   MEGATRACE_DEVICE void after_dependency() {}
   template <class E>
   MEGATRACE_DEVICE Nothing span(E) {

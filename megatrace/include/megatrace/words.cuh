@@ -31,26 +31,31 @@ namespace core {
 struct empty {  // A place of a line that holds no word.
   static constexpr uint32_t id = 0;
   static constexpr Kind kind = Kind::meta;
+  static constexpr uint32_t args = 0;
   static constexpr const char* name = "empty";
 };
 struct header {  // Opens a launch in this warp's ring; its time field holds the SM.
   static constexpr uint32_t id = 1;
   static constexpr Kind kind = Kind::meta;
+  static constexpr uint32_t args = 8;
   static constexpr const char* name = "header";
 };
 struct closing {  // Ends a launch in this warp's ring.
   static constexpr uint32_t id = 2;
   static constexpr Kind kind = Kind::meta;
+  static constexpr uint32_t args = 2;
   static constexpr const char* name = "closing";
 };
 struct epoch {  // The time field is the time since launch >> 23.
   static constexpr uint32_t id = 3;
   static constexpr Kind kind = Kind::meta;
+  static constexpr uint32_t args = 0;
   static constexpr const char* name = "epoch";
 };
 struct hang {  // A wait has outlasted its bound; flushed at once, the kernel may trap next.
   static constexpr uint32_t id = 4;
   static constexpr Kind kind = Kind::meta;
+  static constexpr uint32_t args = 3;
   static constexpr const char* name = "hang";
 };
 }  // namespace core
