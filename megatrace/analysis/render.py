@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
-from megatrace.analysis.report import EventRow, KernelRow, Report, ServerStepRow, StallRow
+from megatrace.analysis.report import EventRow, HostStepRow, KernelRow, Report, StallRow
 
 WIDTH = 100
 TOP_EVENTS = 40
@@ -15,7 +16,7 @@ def to_text(report: Report, *, top: int = TOP_EVENTS) -> str:
     """The whole report. ``top`` limits the tables of events and layers, and says so."""
     sections = [
         _title(report),
-        _server(report, top),
+        _host_steps(report, top),
         _kernels(report, top),
         _stalls(report),
         _events(report, top),
@@ -56,7 +57,7 @@ def _title(report: Report) -> str:
     state = "complete" if report.complete else "INCOMPLETE"
     lines = [
         report.path,
-        f"{_device(report)}, {state}",
+        textwrap.fill(f"{_device(report)}, {state}", WIDTH, subsequent_indent="  "),
         f"loss: {report.loss_sentence()}",
         f"clock: {_clock_sentence(report)}",
     ]
@@ -70,17 +71,25 @@ def _title(report: Report) -> str:
 
 def _device(report: Report) -> str:
     if not report.ranks:
-        if not report.steps_of_server:
-            return "no traced kernel, no steps of a server"
+        if not report.host_steps:
+            return "no traced kernel, no host steps"
         seen = f", {report.steps.seen:,} steps seen" if report.steps.seen is not None else ""
-        ranks = len({row.rank for row in report.steps_of_server})
+        ranks = len({row.rank for row in report.host_steps})
         return f"no traced kernel; host spans only, {_ranks(ranks)}{seen}"
     steps = f"{report.steps.recorded:,} steps recorded"
     if report.steps.seen is not None:
         steps += f" of {report.steps.seen:,} seen ({report.steps.source})"
     else:
         steps += f" ({report.steps.source})"
-    return f"device={report.device}, {_ranks(report.ranks)}, {steps}"
+    return f"device={report.device}, {_ranks(report.ranks)}, {_sms(report)}{steps}"
+
+
+def _sms(report: Report) -> str:
+    sms = report.sms
+    if sms.chosen is None:
+        return ""
+    many = f"{sms.recorded} of {sms.of}" if sms.of is not None else f"only {sms.recorded}"
+    return f"{many} SMs recorded, "
 
 
 def _ranks(count: int) -> str:
@@ -95,34 +104,55 @@ def _clock_sentence(report: Report) -> str:
     if not errors:
         return "no launch could be placed in time"
     text = f"times within ±{max(errors):,.0f} ns on each GPU"
-    if hosts:
-        text += f", against the host ±{_number(max(hosts) / 1e3)} us"
+    if not hosts:
+        return f"{text}, host unknown"
+    text += f", against the host ±{_number(max(hosts) / 1e3)} us"
+    if missing := len(errors) - len(hosts):
+        text += f", host unknown for {_ranks(missing)}"
     return text
 
 
-def _server(report: Report, top: int) -> str:
-    rows = report.steps_of_server
+_HOST_COLUMNS = ("batch", "tokens", "graph", "accept", "requests")
+_HOST_LEGEND = {
+    "batch": "batch: mean requests",
+    "graph": "graph: share run as a CUDA graph",
+    "accept": "accept: mean accept length of a request",
+}
+
+
+def _host_steps(report: Report, top: int) -> str:
+    rows = report.host_steps
     if not rows:
         return ""
-    head = (
-        "event", "rank", "count", "total ms", "median ms", "p95 ms", "batch", "tokens", "graph",
-        "accept", "requests",
-    )  # fmt: skip
-    text = table(head, [_server_cells(row) for row in rows[:top]])
-    note = (
-        "Times are of the host: on a GPU a forward returns when its work is queued. batch: mean\n"
-        "requests; graph: share run as a CUDA graph; accept: mean accept length of a request."
-    )
-    return _titled("Steps of the server", text, rows, rows[:top]) + f"\n{note}"
+    told = [_host_cells(row) for row in rows]
+    kept = [i for i in range(len(_HOST_COLUMNS)) if any(cells[i] for cells in told)]
+    names = [_HOST_COLUMNS[i] for i in kept]
+    head = ("event", "rank", "count", "total ms", "median ms", "p95 ms", *names)
+    shown = rows[:top]
+    body = [
+        (
+            row.event, str(row.rank), f"{row.count:,}", _number(row.total_ms),
+            _number(row.median_ms), _number(row.p95_ms), *(cells[i] for i in kept),
+        )
+        for row, cells in zip(shown, told, strict=False)
+    ]  # fmt: skip
+    times = "Times are of the host"
+    if any(row.event != "step" for row in rows):
+        times += ": on a GPU a forward returns when its work is queued"
+    notes = [f"{times}.", "; ".join(_HOST_LEGEND[n] for n in names if n in _HOST_LEGEND)]
+    text = _titled("Host steps", table(head, body), rows, shown)
+    return "\n".join([text, *filter(None, notes)])
 
 
-def _server_cells(row: ServerStepRow) -> tuple[str, ...]:
+def _host_cells(row: HostStepRow) -> tuple[str, ...]:
+    """Cells of the optional columns; empty where nothing says."""
     return (
-        row.event, str(row.rank), f"{row.count:,}", _number(row.total_ms),
-        _number(row.median_ms), _number(row.p95_ms), f"{row.mean_batch_size:,.1f}",
-        f"{row.tokens:,}", "" if row.graph_share is None else f"{100 * row.graph_share:.0f} %",
-        "" if row.accept_length is None else f"{row.accept_length:.2f}", f"{row.requests:,}",
-    )  # fmt: skip
+        "" if row.mean_batch_size is None else f"{row.mean_batch_size:,.1f}",
+        "" if row.tokens is None else f"{row.tokens:,}",
+        "" if row.graph_share is None else f"{100 * row.graph_share:.0f} %",
+        "" if row.accept_length is None else f"{row.accept_length:.2f}",
+        f"{row.requests:,}" if row.requests else "",
+    )
 
 
 def _kernels(report: Report, top: int) -> str:
@@ -178,7 +208,8 @@ def _events(report: Report, top: int) -> str:
         if report.quantiles_exact
         else f"Medians and p95 are within {100 * report.quantile_error:.1f} %."
     )
-    return _titled("Events by total time", text, rows, shown) + f"\n{exact}"
+    share = "share: of the role's warp time; stalls lie inside spans, so shares overlap."
+    return _titled("Events by total time", text, rows, shown) + f"\n{exact}\n{share}"
 
 
 def _event_cells(row: EventRow) -> tuple[str, ...]:
@@ -191,10 +222,13 @@ def _event_cells(row: EventRow) -> tuple[str, ...]:
 
 
 def _prefetches(report: Report) -> str:
-    if not report.prefetches:
+    rows = report.prefetches
+    if not rows:
         return ""
+    told = all(row.unblocked_visible for row in rows if row.arrival_visible)
+    unseen = "no use seen" if told else "did not block or not seen"
     head = (
-        "kernel", "edge", "count", "late", "median us", "p95 us", "early", "at most us", "unseen",
+        "kernel", "edge", "count", "late", "median us", "p95 us", "early", "median <= us", unseen,
     )  # fmt: skip
     body = [
         (
@@ -202,10 +236,15 @@ def _prefetches(report: Report) -> str:
             _number(row.late_p95_us), f"{row.early:,}", _number(row.early_at_most_median_us),
             f"{row.unseen:,}" if row.arrival_visible else "no arrival",
         )
-        for row in report.prefetches
+        for row in rows
     ]  # fmt: skip
-    title = "Prefetches: late by exactly, early by at most (median), no use seen"
-    return f"{title}\n{table(head, body, left=2)}"
+    legend = [
+        "late: the first use was blocked, for exactly so long",
+        "early: the first use was not blocked; by how much lies in [0, first use - issue]",
+    ]
+    if not told:
+        legend.append(f"{unseen}: waits that do not block left no word here")
+    return "\n".join(["Prefetches, by their first use", table(head, body, left=2), *legend])
 
 
 def _hangs(report: Report) -> str:
@@ -223,22 +262,48 @@ def _hangs(report: Report) -> str:
     return _more(text, len(report.hangs), len(body))
 
 
+_LOSS_LEGEND = """\
+lines lost: overrun before they were read
+lines torn: caught half written, left out
+words lost: exact, by the counts in headers and closings
+unknown words: in lines lost after the last count
+orphan words: their launch's header is lost
+malformed words: make no record
+launches cut: warp launches without a closing
+tail words: of those, what a killed kernel may not have flushed
+launches lost: warp launches without a header"""
+
+
 def _loss(report: Report) -> str:
     if not report.loss:
         return ""
     head = (
-        "rank", "lines", "lost", "torn", "words", "lost", "unknown <=", "orphans", "malformed",
-        "cut", "lost",
+        "rank", "lines", "lines lost", "lines torn", "words", "words lost", "unknown words <=",
     )  # fmt: skip
     body = [
         (
             str(row.rank), f"{row.lines_seen:,}", f"{row.lines_lost:,}", f"{row.lines_torn:,}",
             f"{row.words_seen:,}", f"{row.words_lost:,}", f"{row.words_unknown_max:,}",
-            f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_incomplete:,}",
-            f"{row.launches_lost:,}",
         )
         for row in report.loss
     ]  # fmt: skip
+    head_2 = (
+        "rank", "orphan words", "malformed words", "launches cut", "tail words <=",
+        "launches lost",
+    )  # fmt: skip
+    body_2 = [
+        (
+            str(row.rank), f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_cut:,}",
+            f"{row.tail_words_at_most:,}", f"{row.launches_lost:,}",
+        )
+        for row in report.loss
+    ]  # fmt: skip
+    return "\n".join(
+        ["Loss", table(head, body), "", table(head_2, body_2), _LOSS_LEGEND, *_loss_notes(report)]
+    )
+
+
+def _loss_notes(report: Report) -> list[str]:
     notes = [
         f"rank {row.rank}: {row.launches_time_uncertain:,} launches have uncertain times"
         for row in report.loss
@@ -252,7 +317,7 @@ def _loss(report: Report) -> str:
     ]
     if not report.complete:
         notes.append("No less than this: the capture is incomplete, what it lacks is unknown.")
-    return "\n".join(["Loss", table(head, body), *notes])
+    return notes
 
 
 def _overhead(report: Report) -> str:
@@ -286,7 +351,9 @@ def _clocks(report: Report) -> str:
         )
         for row in report.clocks
     ]  # fmt: skip
-    return f"Clocks\n{table(head, body)}"
+    return (
+        f"Clocks\n{table(head, body)}\nheld out: the error is of launches that the fit had not seen"
+    )
 
 
 def _titled(title: str, text: str, rows: Sequence[object], shown: Sequence[object]) -> str:

@@ -35,6 +35,8 @@ from megatrace.schema.layout import (
 )
 
 _US = 1e-3
+_SM_BITS, _BLOCK_BITS = 9, 20
+_BLOCK_MASK = (1 << _BLOCK_BITS) - 1
 
 
 def device_name(device: int) -> str:
@@ -256,10 +258,10 @@ def _one_block_an_sm(rank: Rank) -> bool:
         return False
     order, start = whole_launches(launches)
     group = np.repeat(np.arange(len(start)), np.diff(start, append=len(order)))
-    sm = group << 32 | launches.sm[order]
-    block = group << 32 | launches.ring[order] // rank.warps
-    pairs = np.unique(np.stack([sm, block]), axis=1).shape[1]
-    return pairs == len(np.unique(sm))
+    block = launches.ring[order] // rank.warps & _BLOCK_MASK
+    by_sm = group << _SM_BITS | launches.sm[order]
+    blocks = np.unique(by_sm << _BLOCK_BITS | block)
+    return len(blocks) == len(np.unique(by_sm))
 
 
 def _total(values: I8) -> int:

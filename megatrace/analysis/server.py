@@ -51,8 +51,8 @@ def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> HostStepRo
     median, p95 = np.quantile(dur_ms, (0.5, 0.95)).tolist()
     said = (stage["values"] != 0).any(axis=1)  # all zero: a span without values
     with_batch, with_tokens, known = (said & (v >= 0) for v in (batch, tokens, graph))
-    told = said & (accepted >= 0)
-    verified = int(batch[told & with_batch].sum())
+    told = with_batch & (accepted >= 0)
+    verified = int(batch[told].sum())
     return HostStepRow(
         rank=rank,
         event=name,

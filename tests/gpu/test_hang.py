@@ -31,13 +31,14 @@ def hang_records(capture: Path) -> list[tuple[int, int, int]]:
     return found
 
 
+@pytest.mark.parametrize("every", ["1", "1000"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_wait_that_never_ends_is_in_the_capture_with_what_it_waits_for(
-    target: str, tmp_path: Path
+def test_a_wait_that_never_ends_is_in_the_capture_on_any_step(
+    target: str, every: str, tmp_path: Path
 ) -> None:
     target = default_target() if target == "gpu" else target
     out = tmp_path / "hang.mtr"
-    command = [sys.executable, "-m", "megatrace", "record", "-o", str(out), "--"]
+    command = [sys.executable, "-m", "megatrace", "record", "--every", every, "-o", str(out), "--"]
     done = subprocess.run(
         [*command, sys.executable, str(SCRIPT), target],
         capture_output=True,
