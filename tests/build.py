@@ -303,10 +303,15 @@ class Build:
         )  # fmt: skip
 
 
-def write(path: Path, *builds: Build, complete: bool = True) -> Path:
-    """Write a capture of the ranks; ``complete`` False leaves a ``.part`` file."""
+def write(
+    path: Path, *builds: Build, complete: bool = True, options: dict[str, Any] | None = None
+) -> Path:
+    """Write a capture of the ranks; ``complete`` False leaves a ``.part`` file.
+
+    ``options`` are the recorder's, as its ``capture`` row says them.
+    """
     writer = CaptureWriter(path)
-    writer.write_meta("capture", command=["demo"], device="cuda")
+    writer.write_meta("capture", command=["demo"], device="cuda", options=options or {})
     for build in builds:
         build.write_to(writer)
     if not complete:

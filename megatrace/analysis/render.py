@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -250,11 +251,12 @@ def _prefetches(report: Report) -> str:
 def _hangs(report: Report) -> str:
     if not report.hangs:
         return ""
-    head = ("role", "waits for", "rank", "SM", "block", "warp", "layer", "slot", "for us")
+    head = ("role", "waits for", "rank", "SM", "block", "warp", "layer", "slot", "cycles", "us")
     body = [
         (
             row.role, row.event, str(row.rank), str(row.sm), str(row.block), str(row.warp),
-            str(row.layer), str(row.slot), _number(row.waited_us),
+            str(row.layer), str(row.slot), f"{row.waited_cycles:,}",
+            "" if math.isnan(row.waited_us) else _number(row.waited_us),
         )
         for row in report.hangs[:TOP_EVENTS]
     ]  # fmt: skip

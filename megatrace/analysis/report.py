@@ -111,7 +111,9 @@ class HangRow:
     layer: int
     event: str
     slot: int
+    waited_cycles: int
     waited_us: float
+    """NaN where the launch has no place in time."""
 
 
 @dataclass(frozen=True, slots=True)

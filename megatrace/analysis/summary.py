@@ -50,9 +50,7 @@ class RankSums:
         self.hangs: list[HangRow] = []
 
     def run(self) -> None:
-        """Decode everything that has a place in time."""
-        if self.rank.placed is None:
-            return
+        """Decode everything; what has no place in time counts, and its hangs are told."""
         for piece in pieces(self.rank.source, self.rank.scan, self.rank.warps):
             self._add(piece)
 
@@ -63,14 +61,15 @@ class RankSums:
         uncertain = records.uncertain | rank.scan.launches.unchecked[piece.launches]
         self.uncertain += int(uncertain.sum())
         self.records += len(records.at)
-        assert rank.placed is not None
+        if rank.placed is None:
+            self._add_hangs(records, piece, np.full(len(piece.launches), np.nan))
+            return
         rate = rank.placed.ns_per_cycle[piece.launches]
         base = self.sums.codes.launch_code[piece.launches] * EVENTS
         self._add_blocking(records, base, rate)
         self._add_spans(records, base, rate)
         self._add_prefetches(records, piece, rate)
-        if len(self.hangs) < MAX_HANGS:
-            self._add_hangs(records, piece, rate)
+        self._add_hangs(records, piece, rate)
 
     def _add_blocking(self, records: Records, base: Rows, rate: F8) -> None:
         rows = np.flatnonzero(self.rank.lut.blocks[records.event])
@@ -125,7 +124,8 @@ class RankSums:
     def _add_hangs(self, records: Records, piece: Piece, rate: F8) -> None:
         rank = self.rank
         launches = rank.scan.launches
-        for row in np.flatnonzero(records.event == HANG)[:MAX_HANGS].tolist():
+        room = MAX_HANGS - len(self.hangs)
+        for row in np.flatnonzero(records.event == HANG)[:room].tolist():
             at = np.array([row])
             launch = int(piece.launches[records.launch[row]])
             event = rank.lut.events.get(int(records.arg(at, 0)[0]))
@@ -142,6 +142,7 @@ class RankSums:
                     layer=int(launches.layer[launch]),
                     event=event.name if event else f"event {int(records.arg(at, 0)[0])}",
                     slot=int(records.arg(at, 1)[0]),
+                    waited_cycles=int(records.dur[row]),
                     waited_us=float(records.dur[row] * rate[records.launch[row]]) / 1e3,
                 )
             )

@@ -9,7 +9,6 @@ from megatrace.capture.batch import Batch, check_schema, read_batch
 from megatrace.capture.frames import CONTINUATION, FrameKind, candidates, read_frame
 from megatrace.errors import CaptureError, FormatError, SchemaMismatch, TruncatedError
 
-
 NOT_A_CAPTURE = "not a megatrace capture"
 _MARK = CONTINUATION.to_bytes(4, "little")
 

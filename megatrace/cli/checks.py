@@ -44,6 +44,7 @@ def run_checks() -> list[Check]:
         _driver,
         _nvcc,
         _compiler,
+        _cache,
         _sglang,
         _plugin,
     )
@@ -127,6 +128,20 @@ def _compiler() -> Check:
         return Check("host compiler", "warn", "not found", fix)
     first = _output(path, "--version").partition("\n")[0]
     return Check("host compiler", "ok", f"{first} {path}")
+
+
+def _cache() -> Check:
+    given = os.environ.get("MEGATRACE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (
+        Path(given) if given else (Path(base) if base else Path.home() / ".cache") / "megatrace"
+    )
+    there = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return Check("build cache", "ok", str(folder))
+    why = "cannot be written" if there == folder else f"cannot be made in {there}"
+    fix = "to build kernels, set MEGATRACE_CACHE to a folder that can be written"
+    return Check("build cache", "warn", f"{folder} {why}", fix)
 
 
 def _sglang() -> Check:

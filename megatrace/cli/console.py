@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from megatrace.collect.talk import Talk
+from megatrace.errors import MegatraceError
 
 if TYPE_CHECKING:
     from megatrace.capture.reader import Capture
@@ -23,14 +24,42 @@ def print_json(schema: str, body: Mapping[str, object]) -> None:
 
 
 def flush_stdout() -> bool:
-    """Write out what was printed; False where nobody reads it any more."""
+    """Write out what was printed; False where nobody reads it any more.
+
+    Raises MegatraceError where it cannot be written.
+    """
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter's own flush at exit would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return False
+    except OSError as error:
+        raise stdout_failed(error) from None
     return True
+
+
+def stdout_failed(error: OSError) -> MegatraceError:
+    """What to say of an ``error`` of stdout, to which no more is written."""
+    name = _stdout_name()
+    _silence_stdout()
+    return MegatraceError(
+        f"cannot write {name}: {error.strerror}",
+        hint="free some space, or send the output elsewhere",
+    )
+
+
+def _silence_stdout() -> None:
+    # The interpreter's own flush at exit would complain again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stdout_name() -> str:
+    """The file that stdout goes to, where it is one."""
+    try:
+        name = os.readlink(f"/proc/self/fd/{sys.stdout.fileno()}")
+    except (OSError, ValueError):
+        return "standard output"
+    return name if name.startswith("/") else "standard output"
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:

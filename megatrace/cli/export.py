@@ -22,6 +22,7 @@ _PROBED_RINGS = 8
 _SMALL_LINES = 1 << 18
 """Of fewer lines all is decoded, and the step chosen from all of it as it is drawn."""
 _MAX_STEPS = 1_000_000
+_VIEWER = "https://ui.perfetto.dev"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,17 @@ class _Job:
     output: Path
     steps: range | None
     every: bool
-    budget: int
+    budget: int | None
     flows: bool
-    table: TableName
+    table: TableName | None
     force: bool
+
+    @property
+    def perfetto(self) -> bool:
+        """Whether it is a trace for Perfetto, not a table."""
+        from megatrace.export.perfetto import SUFFIXES
+
+        return self.output.name.endswith(SUFFIXES)
 
 
 @click.command("export")
@@ -51,18 +59,15 @@ class _Job:
 @click.option(
     "--budget",
     type=click.IntRange(1),
-    default=2_000_000,
-    show_default=True,
     metavar="N",
-    help="Records at most; whole launches are left out beyond it.",
+    help="Slices at most, default 2,000,000; of tables rows, default all. Beyond it whole "
+    "launches are left out; at least one launch is kept.",
 )
 @click.option("--no-flows", is_flag=True, help="No arrows from a signal to its waiter.")
 @click.option(
     "--table",
     type=click.Choice(["records", "launches", "host"]),
-    default="records",
-    show_default=True,
-    help="Which table, for CSV and Parquet.",
+    help="Which table, for CSV and Parquet; default records.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
@@ -72,16 +77,16 @@ def command(
     step: int | None,
     steps: str | None,
     every: bool,
-    budget: int,
+    budget: int | None,
     no_flows: bool,
-    table: TableName,
+    table: TableName | None,
     force: bool,
     strict: bool,
 ) -> int:
     """Write FILE for a viewer or as tables; the suffix of OUT says which.
 
-    Without --step, --steps or --all it is one typical step. What is left out is said, and
-    stands in the trace.
+    Without --step, --steps or --all it is one typical step, and of --table host every step.
+    What is left out is said, and stands in the trace.
     """
     from megatrace.capture.reader import open_capture
     from megatrace.cli.console import warn_incomplete
@@ -119,52 +124,68 @@ def _check(job: _Job) -> None:
             f"{job.output.name}: no format has that suffix",
             hint=f"use {', '.join((*PERFETTO, *TABLES))}",
         )
+    if job.perfetto and job.table is not None:
+        raise UsageError(
+            f"--table {job.table}: {job.output.name} is a trace for Perfetto, no table",
+            hint="leave out --table, or name OUT *.csv or *.parquet",
+        )
     check_output(job.output, force=job.force)
 
 
 def _export(job: _Job, capture: Capture) -> None:
-    from megatrace.export.perfetto import SUFFIXES as PERFETTO
-
     talk = Talk()
     progress = Progress(talk)
     progress.begin("decoding")
     try:
         trace, left_out = _decode(job, capture)
         progress.begin("writing")
-        write = _write_perfetto if job.output.name.endswith(PERFETTO) else _write_table
-        said = write(job, trace, left_out, _command_of(capture), progress)
+        write = _write_perfetto if job.perfetto else _write_table
+        said = write(job, trace, left_out, capture, progress)
     finally:
         progress.end()
     talk.say(f"wrote {job.output}: {said}")
+    if job.perfetto:
+        talk.say(f"next: open it at {_VIEWER}")
 
 
 def _write_perfetto(
-    job: _Job, trace: Trace, left_out: tuple[str, ...], command: str, progress: Progress
+    job: _Job, trace: Trace, left_out: tuple[str, ...], capture: Capture, progress: Progress
 ) -> str:
+    from megatrace.cli.asked import sms_of
     from megatrace.export import PerfettoOptions, export_perfetto
 
     shown: Literal["one", "all"] = "all" if job.every or left_out else "one"
-    options = PerfettoOptions(steps=shown, budget=job.budget, flows=job.flows)
+    options = PerfettoOptions(steps=shown, flows=job.flows)
+    if job.budget is not None:
+        options = replace(options, budget=job.budget)
     result = export_perfetto(
         trace,
         job.output,
         options,
         force=job.force,
-        command=command,
+        command=_command_of(capture),
         left_out=left_out,
+        recorded=sms_of(capture),
         progress=progress,
     )
     return result.sentence()
 
 
 def _write_table(
-    job: _Job, trace: Trace, left_out: tuple[str, ...], command: str, progress: Progress
+    job: _Job, trace: Trace, left_out: tuple[str, ...], capture: Capture, progress: Progress
 ) -> str:
     from megatrace.export import export_table
 
     result = export_table(
-        trace, job.output, job.table, force=job.force, command=command, progress=progress
+        trace,
+        job.output,
+        job.table or "records",
+        budget=job.budget,
+        force=job.force,
+        command=_command_of(capture),
+        progress=progress,
     )
+    left_out += result.left_out
     parts = [f"{result.rows:,} rows of {result.table}", result.loss]
     if not result.rows and len(trace.host):
         parts.append(f"no kernel was traced: --table host has {len(trace.host):,} rows")
@@ -176,22 +197,27 @@ def _write_table(
 def _decode(job: _Job, capture: Capture) -> tuple[Trace, tuple[str, ...]]:
     """The trace to show and, in phrases, what of the capture is not in it."""
     from megatrace.analysis import decode
-    from megatrace.export.perfetto import SUFFIXES as PERFETTO
+    from megatrace.export.capture import steps_recorded
+    from megatrace.export.select import ranges_text
 
     steps = job.steps
-    small = len(capture.line_index()) <= _SMALL_LINES and job.output.name.endswith(PERFETTO)
-    if steps is None and not job.every and not small:
+    small = len(capture.line_index()) <= _SMALL_LINES and job.perfetto
+    if steps is None and not job.every and not small and job.table != "host":
         steps = _typical_step(capture)
     if steps is None:
         return decode(capture), ()
     trace = decode(capture, steps=steps)
-    if not len(capture.line_index()):
-        # Of launches there are none to choose by: the host's own steps are asked for.
-        trace = replace(trace, host=trace.host[trace.host["step"].isin(steps)])
-    if not len(trace.launches) and (len(capture.line_index()) or not len(trace.host)):
+    # Of a GPU's trace the host is drawn while the GPU's steps last, whatever step it says.
+    of_host = job.table == "host" or not len(capture.line_index())
+    if of_host:
+        there = trace.host["step"]
+        trace = replace(trace, host=trace.host[there.isin(steps)])
+    if not len(trace.host if of_host else trace.launches):
+        have = there[there > 0].tolist() if of_host else steps_recorded(capture)
         raise UsageError(
-            f"{capture.path} has no timeline of {_steps_text(steps)}",
-            hint="megatrace report says which steps were recorded",
+            f"{capture.path} has {'no host event' if of_host else 'no timeline'} of "
+            f"{_steps_text(steps)}",
+            hint=f"it has steps {ranges_text(have)}" if have else "it has none of any step",
         )
     return trace, (f"all but {_steps_text(steps)}",)
 

@@ -35,6 +35,8 @@ def command(file: Path, strict: bool, as_json: bool) -> int:
 
 def gather(capture: Capture) -> dict[str, Any]:
     """The body of ``info --json``."""
+    from megatrace.cli.asked import asked_of
+
     opening = next(iter(capture.facts("capture")), None)
     child = next(reversed(capture.facts("child")), None)
     head = opening.fields if opening else {}
@@ -68,6 +70,7 @@ def gather(capture: Capture) -> dict[str, Any]:
         "command": head.get("command", []),
         "child_status": child.fields.get("status") if child else None,
         "options": head.get("options", {}),
+        "recorded": asked_of(capture),
         "environment": head.get("environment", {}),
         "ranks": ranks,
         "lines": len(index),
@@ -95,9 +98,10 @@ def _print(facts: dict[str, Any]) -> None:
         click.echo("  incomplete: recovered after its recorder was killed")
     lost = facts["lines_lost"]
     rows = [
-        ("lines", f"{facts['lines']:,}".replace(",", " ")),
-        ("lines lost", "unknown" if lost is None else f"{lost:,}".replace(",", " ")),
+        ("lines", f"{facts['lines']:,}"),
+        ("lines lost", "unknown" if lost is None else f"{lost:,}"),
         ("host records lost", str(facts["host_records_lost"])),
+        *facts["recorded"].items(),
         ("command", " ".join(map(str, facts["command"]))),
         ("program exit", _status(facts["child_status"])),
         ("started", _when(facts["started_ns"])),

@@ -6,6 +6,7 @@ None for 0.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import NoReturn
 import click
 
 from megatrace import __version__
-from megatrace.cli.console import flush_stdout
+from megatrace.cli.console import flush_stdout, stdout_failed
 from megatrace.collect.talk import Talk
 from megatrace.errors import ExitCode, MegatraceError
 
@@ -74,11 +75,8 @@ def run(args: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the program
     try:
-        # Not cli.main(): that turns a broken pipe into a plain 1.
-        with cli.make_context("megatrace", words) as context:
-            result = cli.invoke(context)
-    except click.exceptions.Exit as exit_:
-        return exit_.exit_code
+        code = _invoke(words)
+        return code if flush_stdout() else _BROKEN_PIPE
     except click.UsageError as error:
         Talk().error(error.format_message(), _usage_hint(error))
         # A wrapper's own 2 would read as its child's.
@@ -96,12 +94,33 @@ def run(args: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except OSError as error:
+        return _failed(error)
+
+
+def _invoke(words: list[str]) -> int:
+    """Run the verb; its exit code."""
+    if not words:
+        with cli.make_context("megatrace", words, resilient_parsing=True) as context:
+            click.echo(cli.get_help(context))
+        return int(ExitCode.USAGE)
+    try:
+        # Not cli.main(): that turns a broken pipe into a plain 1.
+        with cli.make_context("megatrace", words) as context:
+            result = cli.invoke(context)
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    return result if isinstance(result, int) else int(ExitCode.OK)
+
+
+def _failed(error: OSError) -> int:
+    """Say which file failed. Only stdout fills up without a name: others are caught below."""
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        full = stdout_failed(error)
+        Talk().error(str(full), full.hint)
+    else:
         where = f"{error.filename}: " if error.filename else ""
         Talk().error(f"{where}{error.strerror or error}")
-        return int(ExitCode.ERROR)
-    if not flush_stdout():
-        return _BROKEN_PIPE
-    return result if isinstance(result, int) else int(ExitCode.OK)
+    return int(ExitCode.ERROR)
 
 
 def main() -> NoReturn:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megatrace.cli.console import flush_stdout, print_json
+from megatrace.cli.console import flush_stdout, print_json, stdout_failed
 from megatrace.errors import ExitCode, MegatraceError
 
 if TYPE_CHECKING:
     from megatrace.collect.options import RecordOptions
+    from megatrace.collect.summary import Summary
+    from megatrace.collect.talk import Talk
 
 _EPILOG = (
     "The exit code is CMD's own, 128+N where signal N ended it; 125 where megatrace failed, "
@@ -31,7 +33,7 @@ _EPILOG = (
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Capture to write; default megatrace-<program>-<UTC>-<pid>.mtr here.",
+    help="Capture to write, *.mtr; default megatrace-<program>-<UTC>-<pid>.mtr here.",
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @click.option(
@@ -87,8 +89,7 @@ def command(
             summary = record(options, talk, signals)
             tell(summary, talk)
             if as_json:
-                print_json("record", summary.to_json())
-                flush_stdout()  # the child's code stands, whoever reads
+                _print(summary, talk)
             assert summary.child_status is not None
             return exit_code(summary.child_status)
     except MegatraceError as error:
@@ -97,6 +98,20 @@ def command(
     except Exception:
         traceback.print_exc()
         return int(ExitCode.TOOL_FAILED)
+
+
+def _print(summary: Summary, talk: Talk) -> None:
+    """The summary on stdout; the child's code stands, whoever reads, and if nobody can."""
+    try:
+        print_json("record", summary.to_json())
+        flush_stdout()
+    except BrokenPipeError:
+        flush_stdout()
+    except OSError as error:
+        full = stdout_failed(error)
+        talk.error(str(full), full.hint)
+    except MegatraceError as error:
+        talk.error(str(error), error.hint)
 
 
 def _options(

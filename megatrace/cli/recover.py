@@ -25,17 +25,16 @@ def command(file: Path, output: Path | None, force: bool, as_json: bool) -> None
     they are still on this host. FILE itself is not changed.
     """
     from megatrace.collect.salvage import salvage
-    from megatrace.collect.summary import spaced
     from megatrace.collect.talk import Talk
 
     talk = Talk()
     found = salvage(file, output, force=force)
     for problem in found.problems:
         talk.warn(f"{file}: {problem}")
-    lost = "unknown how many" if found.lines_lost < 0 else spaced(found.lines_lost)
+    lost = "unknown how many" if found.lines_lost < 0 else f"{found.lines_lost:,}"
     talk.say(
-        f"wrote {found.path}: {spaced(found.lines)} lines, {spaced(found.ring_lines)} of them "
-        f"from the rings, {lost} lines lost, {spaced(found.lost_bytes)} bytes unusable"
+        f"wrote {found.path}: {found.lines:,} lines, {found.ring_lines:,} of them "
+        f"from the rings, {lost} lines lost, {found.lost_bytes:,} bytes unusable"
     )
     if found.program_runs:
         talk.say(f"the program of session {found.session} still runs, and nobody records it")

@@ -140,7 +140,7 @@ def tell(summary: Summary, talk: Talk) -> None:
     elif summary.totals.ranks:
         talk.say(f"next: megatrace report {path}")
     elif summary.failed_alone:
-        talk.say(f"next: what {summary.name} itself says above; then record it again")
+        talk.say(f"next: read what {summary.name} said above, then record it again")
     else:
         talk.say("next: megatrace doctor")
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from megatrace.analysis import LossTable
 from megatrace.export.scene import Scene
 from megatrace.export.tracks import NO_PARENT, Track
 
@@ -25,6 +26,12 @@ def steps_text(steps: Sequence[int]) -> str:
     if len(steps) <= 3:
         return "steps " + ", ".join(map(str, steps))
     return f"steps {steps[0]} to {steps[-1]} ({len(steps):,})"
+
+
+def loss_text(loss: LossTable) -> str:
+    """The loss in words that need no title: ``nothing lost``, ``loss unknown``."""
+    text = loss.sentence()
+    return "loss unknown" if text == "unknown" else text
 
 
 def clock_texts(gpu_ns: float | None, host_ns: float | None) -> list[str]:

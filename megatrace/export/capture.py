@@ -30,6 +30,21 @@ def decode_shown(
     """
     if steps == "all":
         return decode(capture, ranks=ranks), ()
+    parts = _launches(capture, ranks)
+    if not parts:
+        return decode(capture, ranks=ranks), ()
+    launches = pd.concat(parts, ignore_index=True)
+    chosen = chosen_steps(launches, steps)
+    return decode(capture, ranks=ranks, steps=chosen), steps_left_out(launches, chosen)
+
+
+def steps_recorded(capture: Capture) -> list[int]:
+    """Ids of the steps with a timeline, sorted. Raises what decoding raises."""
+    return sorted({step for part in _launches(capture, None) for step in part["step"].tolist()})
+
+
+def _launches(capture: Capture, ranks: Collection[int] | None) -> list[pd.DataFrame]:
+    """The launches of each rank that can be placed in time, without their records."""
     tables = capture.tables
     parts = []
     for number in ranks_of(capture):
@@ -39,8 +54,4 @@ def decode_shown(
         if rank.placed is not None:
             rows = np.arange(len(rank.scan.launches))
             parts.append(launch_frame(rank, rows, rank.placed, np.zeros(len(rows), np.bool_)))
-    if not parts:
-        return decode(capture, ranks=ranks), ()
-    launches = pd.concat(parts, ignore_index=True)
-    chosen = chosen_steps(launches, steps)
-    return decode(capture, ranks=ranks, steps=chosen), steps_left_out(launches, chosen)
+    return parts

@@ -76,6 +76,7 @@ def export_perfetto(
     force: bool = False,
     command: str = "",
     left_out: tuple[str, ...] = (),
+    recorded: str = "",
     progress: Progress | None = None,
 ) -> ExportResult:
     """Write ``trace`` to ``path``, compressed where the name ends in ``.gz``.
@@ -87,17 +88,19 @@ def export_perfetto(
         force: Whether an existing file is overwritten.
         command: What was recorded, for the row about the trace.
         left_out: What the caller has left out of ``trace``, in phrases.
+        recorded: What was recorded, where that is a part alone, for the same row.
         progress: Called with (slices written, slices in all).
 
     Raises:
-        UsageError: ``path`` exists, cannot be written or has another suffix; a step
-            asked for is not there.
+        UsageError: ``path`` has another suffix, or a step asked for is not there.
+        OutputError: ``path`` exists or cannot be written.
         ClockError: Several ranks have no common clock.
     """
     if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{path.name} is no name of a Perfetto trace", hint="name it *.pftrace.gz")
     check_output(path, force=force)
-    picture = draw(trace, options or PerfettoOptions(), command=command, left_out=left_out)
+    options = options or PerfettoOptions()
+    picture = draw(trace, options, command=command, left_out=left_out, recorded=recorded)
     with output_file(path, force=force) as file:
         for part in encoded(picture, progress):
             file.write(part)

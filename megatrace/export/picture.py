@@ -9,7 +9,7 @@ import numpy as np
 
 from megatrace import __version__
 from megatrace.analysis import Trace
-from megatrace.export.about import clock_texts, draw_about, steps_text
+from megatrace.export.about import clock_texts, draw_about, loss_text, steps_text
 from megatrace.export.edges import draw_flows
 from megatrace.export.frames import ranks
 from megatrace.export.gpu import Drawn, draw_rank
@@ -28,7 +28,7 @@ class PerfettoOptions:
 
     Attributes:
         steps: ``"one"`` typical step, ``"all"``, or their ids.
-        budget: Records at most; whole launches are left out beyond it.
+        budget: Slices of records at most; whole launches are left out beyond it, never all.
         flows: Whether arrows lead from publish and prefetch to the wait.
         max_flows: Arrows at most, the longest waits first.
         args: Whether records carry their slot and arguments.
@@ -83,10 +83,12 @@ def draw(
     *,
     command: str = "",
     left_out: tuple[str, ...] = (),
+    recorded: str = "",
 ) -> Picture:
     """Lay ``trace`` out. Raises UsageError for unknown steps, ClockError without a clock.
 
-    ``left_out`` is what the caller has left out of ``trace``, in phrases.
+    ``left_out`` is what the caller has left out of ``trace``, in phrases; ``recorded``
+    what the recorder did, where it was asked for a part alone.
     """
     chosen = select(trace.launches, trace.records, options.steps, options.budget)
     of_launch = trace.launches["rank"].to_numpy()[chosen.launches]
@@ -106,7 +108,7 @@ def draw(
     missing = (*left_out, *chosen.left_out, *cut)
     if axis.host_missing and len(trace.host):
         missing = (*missing, f"host events ({axis.host_missing})")
-    facts = _facts(trace, axis, steps, drawn, command, missing)
+    facts = _facts(trace, axis, steps, drawn, command, missing, recorded)
     draw_about(scene, facts, scene.bounds_ns())
     slices, misplaced = spread(scene.slices(), scene.tracks)
     return Picture(
@@ -173,9 +175,10 @@ def _facts(
     drawn: Mapping[int, Drawn],
     command: str,
     left_out: tuple[str, ...],
+    recorded: str,
 ) -> dict[str, str]:
     """What the trace says of itself, most important first; all texts are one line."""
-    loss = trace.loss.sentence()
+    loss = loss_text(trace.loss)
     if not trace.complete:
         loss += "; the capture was cut short"
     facts = {
@@ -183,6 +186,7 @@ def _facts(
         "loss": loss,
         "clock": ", ".join(clock_texts(_clock_error(axis), axis.host_error_ns)),
         "left out": ", ".join(left_out) or "nothing",
+        **({"recorded": recorded} if recorded else {}),
         "time axis": axis.axis,
         "device": ", ".join(f"rank {rank}: {name}" for rank, name in trace.devices.items())
         or "no traced kernel; host spans only",

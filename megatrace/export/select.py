@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +30,7 @@ class Selection:
 
 
 def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: int) -> Selection:
-    """Choose launches, whole ones, until ``budget`` slices are reached.
+    """Choose launches, whole ones and at least one, until ``budget`` slices are reached.
 
     ``"one"`` is the step of median duration among those seen whole by every rank. Raises
     UsageError for steps the frames do not have.
@@ -46,10 +46,9 @@ def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: 
     if nowhere.any():
         chosen &= ~nowhere
         left_out.append(f"{int(nowhere.sum()):,} launches of warps at impossible times")
-    chosen, cut = _within(launches, records, chosen, budget)
-    if cut:
-        left_out.append(f"{cut} (budget of {budget:,} slices)")
-    return Selection(chosen, tuple(np.unique(step[chosen]).tolist()), tuple(left_out))
+    cost = np.bincount(records["launch_row"].to_numpy(), minlength=len(launches))
+    chosen, cut = within(launches, cost, chosen, budget, "slices")
+    return Selection(chosen, tuple(np.unique(step[chosen]).tolist()), (*left_out, *cut))
 
 
 def chosen_steps(launches: pd.DataFrame, steps: Steps) -> list[int]:
@@ -63,9 +62,23 @@ def chosen_steps(launches: pd.DataFrame, steps: Steps) -> list[int]:
     if missing := sorted(set(wanted) - set(have)):
         raise UsageError(
             f"no launch of step {', '.join(map(str, missing))} in this capture",
-            hint=f"it has steps {have[0]} to {have[-1]}",
+            hint=f"it has step{'s' * (len(have) > 1)} {ranges_text(have)}",
         )
     return wanted
+
+
+def ranges_text(numbers: Iterable[int], limit: int = 8) -> str:
+    """``0-3, 7``; of more than ``limit`` ranges the first ones and the last."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    texts = ["-".join(map(str, run)) for run in runs]
+    if len(texts) > limit:
+        texts = [*texts[: limit - 1], "...", texts[-1]]
+    return ", ".join(texts)
 
 
 def steps_left_out(launches: pd.DataFrame, chosen: list[int]) -> tuple[str, ...]:
@@ -92,14 +105,16 @@ def _typical(launches: pd.DataFrame) -> int:
     return int(by_duration.index[(len(by_duration) - 1) // 2])
 
 
-def _within(
-    launches: pd.DataFrame, records: pd.DataFrame, chosen: Mask, budget: int
-) -> tuple[Mask, str]:
-    """``chosen`` cut to the budget, at the boundary of a launch, and what that cut off."""
-    owner = records["launch_row"].to_numpy()
-    cost = np.bincount(owner, minlength=len(launches)).astype(np.int64)
+def within(
+    launches: pd.DataFrame, cost: I8, chosen: Mask, budget: int, unit: str
+) -> tuple[Mask, tuple[str, ...]]:
+    """``chosen`` cut to the budget between launches, and a phrase for what that cut off.
+
+    ``cost`` is what each row of ``launches`` takes of the budget, in ``unit``. The launch
+    that begins first is kept whatever it takes.
+    """
     if cost[chosen].sum() <= budget:
-        return chosen, ""
+        return chosen, ()
     number = launches["launch"].to_numpy()
     rank = launches["rank"].to_numpy().astype(np.int64)
     rows = np.flatnonzero(chosen)
@@ -110,7 +125,10 @@ def _within(
     kept = _first_groups(group, begin.to_numpy()[rows], cost[rows], budget)
     mask = np.zeros(len(launches), np.bool_)
     mask[rows[kept[group]]] = True
-    return mask, f"{int((~kept).sum()):,} of {len(kept):,} launches"
+    if kept.all():
+        return mask, ()
+    cut = f"{int((~kept).sum()):,} of {len(kept):,} launches"
+    return mask, (f"{cut} (budget of {budget:,} {unit})",)
 
 
 def _first_groups(group: I8, begin: I8, cost: I8, budget: int) -> Mask:

@@ -102,6 +102,15 @@ def test_a_gpu_that_is_not_there_is_said_and_ends_nothing(
     assert "not recorded" in capsys.readouterr().err
 
 
+def test_a_second_agent_of_a_rank_is_said_and_ends_nothing(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start():
+        again = KernelAgent.start(TABLE, blocks=1, roles=("w",), kernels=("k",), device="cpu")
+        assert isinstance(again, IdleAgent)
+    assert "an agent of rank 0 already" in capsys.readouterr().err
+
+
 def test_a_session_that_is_gone_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,9 @@ def captured(tmp_path: Path) -> Iterator[Opener]:
     """Writes builds into a capture and opens it."""
     opened: list[Capture] = []
 
-    def make(*builds: Build, complete: bool = True) -> Capture:
-        path = write(tmp_path / f"{len(opened)}.mtr", *builds, complete=complete)
+    def make(*builds: Build, complete: bool = True, **options: Any) -> Capture:
+        path = tmp_path / f"{len(opened)}.mtr"
+        path = write(path, *builds, complete=complete, options=options)
         opened.append(open_capture(path))
         return opened[-1]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from megatrace.analysis import summarise
+from megatrace.analysis import Report, summarise, to_text
 from megatrace.analysis.report import PrefetchRow
 from megatrace.capture.reader import Capture
 from megatrace.schema import Event, EventTable, Kind
@@ -18,15 +18,20 @@ US = int(1000 * GHZ)
 
 
 def row_of(captured: Opener, load: list[Rec], *math: list[Rec]) -> PrefetchRow:
-    """The one row of a block whose first warp loads and whose others use; two launches."""
+    """The one row of :func:`report_of`."""
+    (row,) = report_of(captured, load, *math).prefetches
+    return row
+
+
+def report_of(captured: Opener, load: list[Rec], *math: list[Rec]) -> Report:
+    """Of a block whose first warp loads and whose others use; two launches."""
     build = Build(warps=1 + len(math), roles=("load", *("math" for _ in math)))
     for number in range(2):
         at = MS * (number + 1)
         for warp, records in enumerate([load, *math]):
             body = records if number == 0 else []
             build.add(warp, Launch(number, at, at + 90_000, records=body, step=number + 1))
-    (row,) = summarise(captured(build)).prefetches
-    return row
+    return summarise(captured(build))
 
 
 def test_a_prefetch_that_blocks_its_user_is_late_by_the_wait(captured: Opener) -> None:
@@ -94,3 +99,30 @@ def test_a_prefetch_into_l2_has_no_arrival(captured: Opener) -> None:
     (row,) = summarise(captured(build)).prefetches
     assert row.unseen == 2
     assert not row.arrival_visible
+
+
+def test_waits_that_left_no_word_are_not_called_unused_prefetches(captured: Opener) -> None:
+    report = report_of(
+        captured,
+        [point("issue", US, 5), point("issue", 2 * US, 6)],
+        [stall("arrived", 4 * US, US, 5)],
+    )
+    (row,) = report.prefetches
+    assert (row.late, row.early, row.unseen, row.unblocked_visible) == (1, 0, 1, False)
+    text = to_text(report)
+    assert "did not block or not seen" in text
+    assert "no use seen" not in text
+
+
+def test_a_tracer_that_writes_every_first_use_shows_what_is_unused(captured: Opener) -> None:
+    report = report_of(
+        captured,
+        [point("issue", US, 5), point("issue", 2 * US, 6)],
+        [stall("arrived", 4 * US, 0, 5)],
+    )
+    (row,) = report.prefetches
+    assert (row.early, row.unseen, row.unblocked_visible) == (1, 1, True)
+    text = to_text(report)
+    assert "no use seen" in text
+    assert "did not block or not seen" not in text
+    assert "[0, first use - issue]" in text

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 import pytest
 
-from megatrace.analysis import Report, summarise, to_text
+from megatrace.analysis import Report, decode, summarise, to_text
 from megatrace.analysis.report import EventRow
 from megatrace.capture.reader import Capture
 from tests.build import GHZ, MS, Build, Launch, Rec, demo, hang, point, span
@@ -85,7 +86,8 @@ def test_loss_is_exact_in_lines_and_words(captured: Opener) -> None:
     assert (loss.lines_seen, loss.lines_lost) == (22, 2)
     assert loss.words_lost == 30
     assert loss.words_unknown_max == 30
-    assert loss.launches_incomplete == 1
+    assert loss.launches_cut == 1
+    assert loss.tail_words_at_most == 30
 
 
 def test_launches_without_a_header_are_counted_by_number(captured: Opener) -> None:
@@ -207,3 +209,143 @@ def test_many_chunks_say_what_one_says(captured: Opener, monkeypatch: pytest.Mon
     ]
     assert np.allclose([r.total_us for r in parts.events], [r.total_us for r in whole.events])
     assert parts.loss == whole.loss
+
+
+def killed(warps: int = 3) -> Build:
+    """Every warp ends one launch and is cut in the next."""
+    build = Build(warps=warps)
+    for ring in range(warps):
+        body = [point("depth", 10 * i, i) for i in range(20)]
+        build.add(ring, Launch(0, MS, MS + 5000, records=body))
+        build.add(ring, Launch(1, 2 * MS, None, records=body, step=2))
+    return build
+
+
+def test_a_killed_kernel_has_an_unknown_tail_and_is_not_called_whole(captured: Opener) -> None:
+    report = summarise(captured(killed()))
+    sentence = "nothing lost but the unknown tail of 3 warp launches cut (up to 30 words each)"
+    assert f"loss: {sentence}\n" in to_text(report)
+    body = report.to_dict()
+    assert (body["lines_lost"], body["launches_cut"], body["tail_words_at_most"]) == (0, 3, 90)
+    (row,) = report.loss
+    assert (row.words_lost, row.launches_cut, row.tail_words_at_most) == (0, 3, 90)
+
+
+def test_the_loss_of_a_trace_is_any_where_a_launch_is_cut(captured: Opener) -> None:
+    assert not decode(captured(*demo())).loss.any
+    loss = decode(captured(killed(1))).loss
+    assert loss.any
+    assert loss.sentence().endswith("of 1 warp launch cut (up to 30 words each)")
+
+
+def test_cut_launches_of_an_incomplete_capture_are_the_least_that_is_lost(
+    captured: Opener,
+) -> None:
+    text = to_text(summarise(captured(killed(), complete=False)))
+    assert "loss: at least the unknown tail of 3 warp launches cut" in text
+    assert "nothing lost" not in text
+
+
+def test_cut_launches_stand_beside_lost_lines(captured: Opener) -> None:
+    build = killed()
+    build.lose(0, 1)
+    sentence = summarise(captured(build)).loss_sentence()
+    assert "1 of 12 lines lost" in sentence
+    assert "3 warp launches cut (unknown tail of up to 90 words)" in sentence
+
+
+def test_a_launch_whose_closing_was_lost_has_no_tail_once_a_later_one_is_whole(
+    captured: Opener,
+) -> None:
+    build = Build()
+    body = [point("depth", 10 * i, i) for i in range(20)]
+    for number in range(3):
+        build.add(0, Launch(number, MS * (number + 1), MS * (number + 1) + 5000, records=body))
+    build.lose(0, 2)
+    (row,) = summarise(captured(build)).loss
+    assert (row.launches_cut, row.tail_words_at_most) == (1, 0)
+    assert (row.words_lost, row.words_unknown_max) == (23, 0)
+
+
+def title(report: Report) -> str:
+    return to_text(report).split("\nloss:")[0]
+
+
+def on_sms(*sms: int, blocks: int = 8, shared: bool = False) -> Build:
+    """Launches of the first blocks, on the SMs given; ``shared``: two blocks on each."""
+    build = Build(blocks=blocks, warps=2)
+    for number in range(2):
+        for block, sm in enumerate(np.repeat(sms, 1 + shared).tolist()):
+            for warp in range(2):
+                at = MS * (number + 1)
+                build.add(2 * block + warp, Launch(number, at, at + 5000, step=number + 1, sm=sm))
+    return build
+
+
+def test_the_title_says_when_only_some_sms_were_recorded(captured: Opener) -> None:
+    report = summarise(captured(on_sms(5, 7, 9), sms=[5, 7, 9]))
+    assert "1 rank, 3 of 8 SMs recorded, 2 steps recorded" in title(report)
+    assert report.to_dict()["sms"] == {"chosen": [5, 7, 9], "recorded": 3, "of": 8}
+
+
+def test_how_many_sms_there_are_is_not_guessed_where_blocks_share_one(captured: Opener) -> None:
+    report = summarise(captured(on_sms(5, 7, shared=True), sms=[5, 7]))
+    assert "only 2 SMs recorded" in title(report)
+    assert report.sms.of is None
+
+
+def test_the_title_says_nothing_of_sms_where_all_were_recorded(captured: Opener) -> None:
+    report = summarise(captured(on_sms(0, 1, blocks=2), sms="all"))
+    assert "SM" not in title(report)
+    assert report.sms.chosen is None
+
+
+@pytest.mark.parametrize("sms", [None, "some", [], {"a": 1}, ["x", None]])
+def test_odd_options_do_not_break_a_report(captured: Opener, sms: object) -> None:
+    assert title(summarise(captured(on_sms(0, 1), sms=sms)))
+
+
+def test_without_host_samples_the_clock_line_says_so(captured: Opener) -> None:
+    clock = next(
+        line for line in to_text(summarise(captured(on_sms(0, 1)))).splitlines()
+        if line.startswith("clock:")
+    )  # fmt: skip
+    assert clock.startswith("clock: times within ±")
+    assert clock.endswith(", host unknown")
+
+
+def test_ranks_without_host_samples_are_not_covered_by_those_that_have_them(
+    captured: Opener,
+) -> None:
+    bare = on_sms(0, 1)
+    bare.rank = 1
+    text = to_text(summarise(captured(*demo(), bare)))
+    assert re.search(r"against the host ±\S+ us, host unknown for 1 rank\n", text)
+
+
+def test_every_column_of_loss_has_a_name_of_its_own(report: Report) -> None:
+    lines = section(report, "Loss")
+    heads = [re.split(r"\s{2,}", line.strip()) for line in lines if line.startswith("rank  ")]
+    names = [name for head in heads for name in head if name != "rank"]
+    assert len(names) == len(set(names)) == 11
+    for name in names:
+        if name not in ("lines", "words"):
+            assert any(line.startswith(name.removesuffix(" <=") + ": ") for line in lines), name
+
+
+def test_the_json_counts_loss_under_the_words_of_the_text(report: Report) -> None:
+    (row, _) = json.loads(report.to_json())["loss"]
+    for name in ("lines lost", "words lost", "launches cut", "launches lost"):
+        assert name in " ".join(section(report, "Loss"))
+        assert row[name.replace(" ", "_")] == 0
+
+
+def test_share_and_held_out_are_explained_below_their_tables(report: Report) -> None:
+    assert any(line.startswith("share: ") for line in section(report, "Events by total time"))
+    assert section(report, "Clocks")[-1].startswith("held out: ")
+
+
+def section(report: Report, name: str) -> list[str]:
+    """Lines of one part of the text, its tables included."""
+    text = to_text(report).split(f"\n\n{name}\n")[1]
+    return re.split(r"\n\n(?=[A-Z])", text)[0].strip("\n").split("\n")

@@ -1,4 +1,4 @@
-"""The steps of a server in a report, with a traced kernel and without one."""
+"""The steps of the host in a report, with a traced kernel and without one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from megatrace.analysis import Report, summarise, to_text
-from megatrace.analysis.report import ServerStepRow
+from megatrace.analysis.report import HostStepRow
 from megatrace.capture.reader import Capture
 from tests.build import MS, Build, demo
 
@@ -33,8 +33,8 @@ def server(rank: int = 0) -> Build:
     return build
 
 
-def row(report: Report, event: str, rank: int = 0) -> ServerStepRow:
-    (found,) = [r for r in report.steps_of_server if (r.event, r.rank) == (event, rank)]
+def row(report: Report, event: str, rank: int = 0) -> HostStepRow:
+    (found,) = [r for r in report.host_steps if (r.event, r.rank) == (event, rank)]
     return found
 
 
@@ -53,7 +53,7 @@ def test_steps_and_forwards_are_timed_on_the_host(report: Report) -> None:
 
 
 def test_only_stages_that_ran_have_a_row_in_the_order_of_the_schema(report: Report) -> None:
-    assert [r.event for r in report.steps_of_server] == ["step", "extend", "draft", "verify"]
+    assert [r.event for r in report.host_steps] == ["step", "extend", "draft", "verify"]
 
 
 def test_batches_tokens_and_graphs_are_summed_up(report: Report) -> None:
@@ -79,7 +79,7 @@ def test_every_rank_has_rows_of_its_own(captured: Opener) -> None:
 def test_a_capture_of_the_host_alone_prints_no_empty_tables(report: Report) -> None:
     text = to_text(report)
     assert "no traced kernel; host spans only, 1 rank, 21 steps seen, complete" in text
-    assert "Steps of the server" in text
+    assert "Host steps" in text
     for title in ("Loss", "Overhead", "Clocks", "device="):
         assert title not in text
     assert max(map(len, text.splitlines())) <= 100
@@ -87,18 +87,18 @@ def test_a_capture_of_the_host_alone_prints_no_empty_tables(report: Report) -> N
 
 def test_json_has_the_steps_under_the_words_of_the_schema(report: Report) -> None:
     body = json.loads(report.to_json())
-    verify = body["steps_of_server"][-1]
+    verify = body["host_steps"][-1]
     assert (verify["event"], verify["count"], verify["accept_length"]) == ("verify", 20, 3.0)
     assert (body["ranks"], body["lines_lost"], body["host_records_lost"]) == (0, 0, 0)
 
 
 def test_steps_stand_beside_a_traced_kernel(captured: Opener) -> None:
     report = summarise(captured(*demo(ranks=2, steps=4)))
-    assert [(r.rank, r.event, r.count) for r in report.steps_of_server] == [
+    assert [(r.rank, r.event, r.count) for r in report.host_steps] == [
         (0, "step", 4),
         (1, "step", 4),
     ]
-    assert "Steps of the server" in to_text(report)
+    assert "Host steps" in to_text(report)
 
 
 def test_a_host_capture_cut_short_does_not_know_its_loss(captured: Opener) -> None:
@@ -106,3 +106,31 @@ def test_a_host_capture_cut_short_does_not_know_its_loss(captured: Opener) -> No
     assert "loss: unknown" in to_text(report)
     assert report.to_dict()["host_records_lost"] is None
     assert row(report, "verify").count == 20
+
+
+def test_steps_of_any_program_say_nothing_of_requests_and_forwards(captured: Opener) -> None:
+    build = Build(traced=False)
+    for number in range(1, 4):
+        build.host("step", number * MS, number * MS + 500, number, (-1, -1, 0, -1))
+    report = summarise(captured(build))
+    text = to_text(report)
+    assert "event  rank  count  total ms  median ms  p95 ms  graph\n" in text
+    assert "Times are of the host.\n" in text
+    for word in ("forward", "accept", "requests", "batch", "tokens"):
+        assert word not in text
+    (step,) = report.host_steps
+    assert (step.mean_batch_size, step.tokens, step.graph_share) == (None, None, 0.0)
+
+
+def test_spans_without_values_have_no_column_of_zeros(captured: Opener) -> None:
+    build = Build(traced=False)
+    build.host("step", MS, 2 * MS, 1)
+    text = to_text(summarise(captured(build)))
+    assert "event  rank  count  total ms  median ms  p95 ms\n" in text
+    assert "%" not in text
+
+
+def test_accept_length_is_explained_where_a_verify_knows_it(report: Report) -> None:
+    text = to_text(report)
+    assert "accept: mean accept length of a request" in text
+    assert "a forward returns when its work is queued" in text

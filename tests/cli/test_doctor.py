@@ -18,6 +18,7 @@ ROWS = (
     "driver",
     "nvcc",
     "host compiler",
+    "build cache",
     "sglang",
     "sglang plugin",
 )
@@ -48,6 +49,28 @@ def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
     (check,) = [c for c in checks.run_checks() if c.name == "/dev/shm"]
     assert check.state == "warn"
     assert "--shm-size" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [("MEGATRACE_CACHE", ""), ("XDG_CACHE_HOME", "megatrace"), ("HOME", ".cache/megatrace")],
+)
+def test_the_build_cache_is_where_builds_put_it(tmp_path: Path, name: str, below: str) -> None:
+    def row(place: Path) -> dict[str, str]:
+        env = environment(**{name: str(place)})
+        for other in {"MEGATRACE_CACHE", "XDG_CACHE_HOME"} - {name}:
+            env.pop(other, None)
+        found = json.loads(megatrace("doctor", "--json", env=env).stdout)["checks"]
+        return next(check for check in found if check["name"] == "build cache")
+
+    good = row(tmp_path / "fresh")
+    assert (good["state"], good["found"]) == ("ok", str(tmp_path / "fresh" / below))
+    assert not (tmp_path / "fresh").exists()
+    (tmp_path / "file").write_text("in the way")
+    bad = row(tmp_path / "file")
+    assert bad["state"] == "warn"
+    assert str(tmp_path / "file") in bad["found"]
+    assert "set MEGATRACE_CACHE" in bad["fix"]
 
 
 def test_missing_tools_are_warnings(tmp_path: Path) -> None:

@@ -53,6 +53,62 @@ def test_a_budget_cuts_whole_launches_and_says_so(recorded: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("table", "rows", "cut"),
+    [
+        ("records", 3 * 640, "37 of 40 launches (budget of 2,000 rows)"),
+        ("launches", 40 * 16, ""),
+        ("host", 40, ""),
+    ],
+)
+def test_a_budget_counts_the_rows_of_a_table(
+    recorded: Path, tmp_path: Path, table: str, rows: int, cut: str
+) -> None:
+    output = tmp_path / "run.csv"
+    done = export(recorded, output, "--all", "--budget", "2000", "--table", table)
+    assert f"{rows:,} rows of {table}" in done.stderr
+    assert len(output.read_text().splitlines()) == rows + 1
+    assert ("left out: " + cut if cut else "nothing lost") in done.stderr
+    assert ("left out" in done.stderr) == bool(cut)
+
+
+def test_a_budget_of_next_to_nothing_keeps_one_launch_as_the_help_says(
+    recorded: Path, tmp_path: Path
+) -> None:
+    done = export(recorded, tmp_path / "run.csv", "--all", "--budget", "1")
+    assert "640 rows of records" in done.stderr
+    assert "39 of 40 launches (budget of 1 rows)" in done.stderr
+    assert "at least one launch is kept" in " ".join(megatrace("export", "--help").stdout.split())
+
+
+def test_host_rows_are_those_of_the_steps_asked_for(recorded: Path, tmp_path: Path) -> None:
+    output = tmp_path / "host.csv"
+    done = export(recorded, output, "--table", "host", "--steps", "5:8")
+    assert "3 rows of host; nothing lost; left out: all but steps 5 to 7" in done.stderr
+    assert steps_in(output) == {5, 6, 7}
+    done = export(recorded, output, "--table", "host", "--force")
+    assert "40 rows of host" in done.stderr
+    assert "left out" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["run.pftrace", "run.pftrace.gz"])
+@pytest.mark.parametrize("table", ["records", "host"])
+def test_a_table_of_a_trace_for_perfetto_is_a_usage_error(
+    recorded: Path, tmp_path: Path, name: str, table: str
+) -> None:
+    done = export(recorded, tmp_path / name, "--table", table)
+    assert done.returncode == 2
+    assert f"--table {table}: {name} is a trace for Perfetto" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_viewer_is_named_for_traces_alone(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "run.pftrace.gz")
+    assert done.stderr.splitlines()[-1] == "megatrace: next: open it at https://ui.perfetto.dev"
+    assert done.stdout == ""
+    assert "next:" not in export(recorded, tmp_path / "run.csv").stderr
+
+
+@pytest.mark.parametrize(
     ("options", "steps"),
     [
         (("--step", "7"), {7}),
@@ -86,6 +142,7 @@ def test_a_step_without_a_timeline_is_one_clear_error(recorded: Path, tmp_path: 
     done = export(recorded, tmp_path / "run.csv", "--step", "999")
     assert done.returncode == 2
     assert "no timeline of step 999" in done.stderr
+    assert "megatrace: hint: it has steps 1-40\n" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,8 +169,15 @@ def test_existing_output_is_refused_before_the_capture_is_read(tmp_path: Path) -
     output = tmp_path / "run.csv"
     output.write_text("old")
     done = export(tmp_path / "none.mtr", output)
+    assert done.returncode == 1
     assert "--force" in done.stderr
     assert output.read_text() == "old"
+
+
+def test_a_missing_directory_is_1_as_an_existing_file_is(recorded: Path, tmp_path: Path) -> None:
+    done = export(recorded, tmp_path / "none" / "run.csv")
+    assert done.returncode == 1
+    assert f"no directory {tmp_path / 'none'}" in done.stderr
 
 
 def test_force_overwrites(recorded: Path, tmp_path: Path) -> None:
@@ -127,6 +191,7 @@ def test_an_incomplete_capture_is_exported_and_said(cut: Path, tmp_path: Path) -
     done = export(cut, tmp_path / "run.pftrace")
     assert done.returncode == 0, done.stderr
     assert "is incomplete" in done.stderr
+    assert "; loss unknown; " in done.stderr
     assert export(cut, tmp_path / "again.pftrace", "--strict").returncode == 3
 
 
@@ -174,7 +239,9 @@ def test_steps_of_the_host_alone_can_be_chosen(host_only: Path, tmp_path: Path) 
     done = export(host_only, tmp_path / "run.csv", "--table", "host", "--steps", "4:6")
     assert done.returncode == 0, done.stderr
     assert steps_in(tmp_path / "run.csv") == {4, 5}
-    assert "no timeline of step 11" in export(host_only, tmp_path / "b.csv", "--step", "11").stderr
+    done = export(host_only, tmp_path / "b.csv", "--step", "11")
+    assert "no host event of step 11" in done.stderr
+    assert "it has steps 1-10" in done.stderr
 
 
 def test_an_empty_table_names_the_one_with_rows(host_only: Path, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from megatrace.capture.writer import CaptureWriter
+from tests.build import MS, Build, Launch, stall
 from tests.collect.helpers import FAKE_RANK, megatrace, record
+from tests.export.trace_processor import OpenTrace
 
 
 def info(path: Path) -> dict[str, Any]:
@@ -43,3 +46,55 @@ def test_what_attached_and_what_did_not_is_in_the_text(recorded: Path) -> None:
     text = megatrace("info", recorded).stdout
     assert "scheduler of rank 0: attached to Scheduler.run_batch" in text
     assert "not attached to ModelRunner.forward: AttributeError: gone" in text
+
+
+def test_the_recording_options_are_in_the_text(recorded: Path, tmp_path: Path) -> None:
+    text = megatrace("info", recorded).stdout
+    for line in ("every  auto: ", "level  timeline", "steps  all", "sms    all"):
+        name, value = line.split(maxsplit=1)
+        assert f"  {name.ljust(19)}{value}".rstrip() in text
+    asked = ("--every", "4", "--level", "counters", "--steps", "3:9", "--burst", "2")
+    record(tmp_path / "run.mtr", "true", options=asked)
+    body = info(tmp_path / "run.mtr")
+    assert body["recorded"] == {
+        "every": "1 step in 4",
+        "level": "counters",
+        "steps": "3 to 8",
+        "burst": "2 steps first",
+        "sms": "all",
+    }
+
+
+def some_sms(path: Path) -> Path:
+    """A capture of ``--sms 0-1`` of a grid of four blocks, one an SM."""
+    build = Build(blocks=4, warps=1)
+    for block in (0, 1):
+        build.add(block, Launch(1, MS, MS + 5000, [stall("full", 100, 50)]))
+    for sample in range(4):
+        build.sample_clock(sample * MS)
+    writer = CaptureWriter(path)
+    writer.write_meta("capture", command=["demo"], options={"sms": [0, 1], "every_n": "auto"})
+    build.write_to(writer)
+    writer.finish()
+    return path
+
+
+def test_a_part_of_the_sms_is_told_with_the_number_of_all(tmp_path: Path) -> None:
+    path = some_sms(tmp_path / "run.mtr")
+    words = "2 of 4 SMs recorded (--sms 0-1)"
+    assert words in megatrace("info", path).stdout
+    done = megatrace("export", path, "-o", tmp_path / "run.pftrace")
+    assert done.returncode == 0, done.stderr
+    opened = OpenTrace(tmp_path / "run.pftrace")
+    rows = opened.rows(
+        "select track.name as place, slice.name as words from slice "
+        "join track on track_id = track.id where track.name = 'recorded'"
+    )
+    assert rows == [("recorded", words)]
+
+
+def test_options_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path / "run.mtr")
+    writer.write_meta("capture", options={"sms": 7, "steps": ["a", {}], "level": "x", "burst": []})
+    writer.finish(every_n=3)
+    assert info(tmp_path / "run.mtr")["recorded"] == {"sms": "all"}

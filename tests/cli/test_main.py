@@ -45,10 +45,11 @@ def test_every_verb_has_help(verb: str) -> None:
     assert done.stdout.startswith(f"Usage: megatrace {verb}")
 
 
-def test_no_verb_at_all_is_a_usage_error_that_shows_the_verbs() -> None:
+def test_no_verb_at_all_is_2_and_prints_the_help_plainly() -> None:
     done = megatrace()
     assert done.returncode == 2
-    assert "record" in done.stderr + done.stdout
+    assert done.stderr == ""
+    assert done.stdout == megatrace("--help").stdout
 
 
 @pytest.mark.parametrize("words", [["recrod"], ["--nope"], ["report"], ["report", "--nope", "x"]])
@@ -64,20 +65,26 @@ def test_a_missing_file_is_one_clear_error(tmp_path: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", READERS)
-@pytest.mark.parametrize("content", [b"", b"not a capture at all\n" * 100, bytes(5000)])
+@pytest.mark.parametrize("content", [b"", b"no", b"not a capture at all\n" * 100, bytes(5000)])
 def test_a_file_that_is_no_capture_is_one_clear_error(
     tmp_path: Path, verb: str, content: bytes
 ) -> None:
     path = tmp_path / "some.mtr"
     path.write_bytes(content)
-    assert_one_error(read(verb, path), 1)
+    done = read(verb, path)
+    assert_one_error(done, 1)
+    words = "not a megatrace capture" if content else "is empty"
+    assert f"{path}" in done.stderr.splitlines()[0]
+    assert words in done.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize("verb", READERS)
 def test_a_directory_is_one_clear_error(tmp_path: Path, verb: str) -> None:
     folder = tmp_path / "some.mtr"
     folder.mkdir()
-    assert_one_error(read(verb, folder), 1)
+    done = read(verb, folder)
+    assert_one_error(done, 1)
+    assert done.stderr.splitlines()[0] == f"megatrace: error: {folder} is a directory"
 
 
 @pytest.mark.parametrize("verb", READERS)
@@ -143,6 +150,27 @@ def test_a_reader_that_goes_away_ends_the_verb_in_silence(recorded: Path) -> Non
     os.close(write_end)
     assert done.returncode == 141
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["info"], ["report", "--json"], ["--help"]])
+def test_a_stdout_that_is_full_is_one_clear_error(
+    recorded: Path, words: list[str], unbuffered: str
+) -> None:
+    file = [] if words == ["--help"] else [str(recorded)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*MEGATRACE, *words, *file],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error == "megatrace: error: cannot write /dev/full: No space left on device"
+    assert hint.startswith("megatrace: hint: ")
 
 
 def test_a_closed_stdout_does_not_crash(recorded: Path) -> None:

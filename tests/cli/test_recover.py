@@ -50,12 +50,33 @@ def test_the_default_name_of_a_damaged_capture_is_another(cut: Path) -> None:
     assert cut.with_name("cut.recovered.mtr").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing of a capture " * 50])
-def test_a_file_without_a_sound_batch_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "it is empty"), (b"nothing of a capture " * 50, "not a megatrace capture")],
+)
+def test_a_file_without_a_sound_batch_is_one_clear_error(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     path = tmp_path / "run.mtr.part"
     path.write_bytes(content)
     done = megatrace("recover", path)
     assert done.returncode == 1
     assert done.stderr.count("megatrace: error: ") == 1
+    assert done.stderr.startswith(f"megatrace: error: {path}: {words}")
     assert "Traceback" not in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.mtr.part"]
+
+
+def test_a_directory_and_a_missing_file_are_called_so(tmp_path: Path) -> None:
+    done = megatrace("recover", tmp_path)
+    assert done.returncode == 1
+    assert f"{tmp_path} is a directory" in done.stderr
+    done = megatrace("recover", tmp_path / "none.mtr.part")
+    assert done.returncode == 1
+    assert f"no file {tmp_path / 'none.mtr.part'}" in done.stderr
+
+
+def test_the_counts_are_grouped_as_everywhere(cut: Path) -> None:
+    lost_bytes = json.loads(megatrace("recover", cut, "--json").stdout)["lost_bytes"]
+    assert lost_bytes >= 1000
+    assert f", {lost_bytes:,} bytes unusable" in megatrace("recover", cut, "--force").stderr

@@ -61,13 +61,11 @@ class FakeRank:
         self.launch_words = words
         self.next_line = 1
         self.written = 0
-        self.launch = 0
         self.timeline_steps = 0
         self.sm = np.arange(self.rings) // len(ROLES)
 
     def step(self, step: int, *, timeline: bool) -> None:
         """One launch: counters always, lines where ``timeline``."""
-        self.launch += 1
         begin = time.monotonic_ns()
         self._count(step)
         if timeline:
@@ -88,7 +86,7 @@ class FakeRank:
         words[:, 0] = record_word(1, 0) | self.sm
         for at, value in enumerate(
             (
-                self.launch,
+                self.timeline_steps - 1,
                 step,
                 step % self.ring.sums.shape[0],
                 globaltimer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from megatrace.capture.reader import open_capture
 from tests.collect.helpers import (
     FAKE_RANK,
+    MEGATRACE,
     environment,
     megatrace,
     record,
@@ -174,8 +176,8 @@ def test_the_last_lines_say_what_was_written_and_what_is_next(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     *_, written, after = done.stderr.splitlines()
     assert written.startswith(
-        f"megatrace: wrote {output}: 1 rank, 33 600 records in 3 200 lines, 0 lines lost, "
-        "50 host spans, host clock ±0.4 µs"
+        f"megatrace: wrote {output}: 1 rank, 32,000 records in 3,200 lines, 0 lines lost, "
+        "50 host spans, host clock ±0.4 us"
     )
     assert after == (
         f"megatrace: next: megatrace report {output} | "
@@ -183,6 +185,65 @@ def test_the_last_lines_say_what_was_written_and_what_is_next(tmp_path: Path) ->
     )
     assert "scheduler of rank 0: attached to Scheduler.run_batch" in done.stderr
     assert "not attached to ModelRunner.forward: AttributeError: gone" in done.stderr
+
+
+def test_record_counts_the_records_that_report_counts(tmp_path: Path) -> None:
+    output = tmp_path / "run.mtr"
+    done = record(output, *FAKE_RANK, "--steps", "20", options=("--every", "1", "--json"))
+    report = json.loads(megatrace("report", output, "--json").stdout)
+    counted = [row["records"] for row in report["overhead"]]
+    assert counted == [json.loads(done.stdout)["records"]] == [20 * 16 * 40]
+
+
+@pytest.mark.parametrize("name", ["run.pftrace.gz", "x.txt", "run", "run.mtr.part"])
+def test_an_output_that_is_no_mtr_is_refused_before_the_child_starts(
+    tmp_path: Path, name: str
+) -> None:
+    witness = tmp_path / "started"
+    done = record(tmp_path / name, PYTHON, "-c", f"open({str(witness)!r}, 'w')")
+    assert done.returncode == 125
+    error, hint = done.stderr.splitlines()
+    assert error == f"megatrace: error: -o {tmp_path / name}: a recording is a *.mtr file"
+    assert f"megatrace export {tmp_path / name.partition('.')[0]}.mtr -o " in hint
+    assert list(tmp_path.iterdir()) == []
+    assert sessions_left() == []
+
+
+def test_a_program_that_fails_unattached_is_said_first_and_nothing_is_guessed(
+    tmp_path: Path,
+) -> None:
+    done = record(tmp_path / "run.mtr", "json.tool", "no-such-file")
+    _, said, nothing, _, after = [s for s in done.stderr.splitlines() if s.startswith("megatrace")]
+    assert said == f"megatrace: json.tool exited {done.returncode}"
+    assert nothing.endswith("no process had attached when json.tool ended: nothing was recorded")
+    assert "doctor" not in done.stderr
+    assert "installed" not in done.stderr
+    assert after == "megatrace: next: read what json.tool said above, then record it again"
+
+
+def test_a_summary_that_cannot_be_printed_keeps_the_childs_code(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [
+                *MEGATRACE,
+                "record",
+                "-o",
+                tmp_path / "run.mtr",
+                "--json",
+                "--",
+                "sh",
+                "-c",
+                "exit 5",
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 5
+    assert "megatrace: error: cannot write /dev/full: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_json_is_one_document_alone_on_stdout(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_n_is_always_a_number_of_steps(loads: list[Load], budget: float) -> None
 
 
 def test_the_budget_is_shared_by_the_ranks() -> None:
-    assert budget_words_per_s(20e6, 8) == pytest.approx(20e6 / 2 / 8)
+    assert budget_words_per_s(8e6, 8) == pytest.approx(8e6 / 2 / 8)
     assert budget_words_per_s(1e12, 1) == FILE_WORDS_PER_S
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrace.errors import MegatraceError, UsageError
-from megatrace.export.output import output_file
+from megatrace.export.output import OutputError, output_file
 
 
 def write(path: Path, content: bytes, then: Callable[[], object]) -> None:
@@ -49,7 +48,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_an_existing_file_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"dear")
-    with pytest.raises(UsageError) as caught, output_file(path):
+    with pytest.raises(OutputError) as caught, output_file(path):
         pass
     assert "--force" in caught.value.hint
     assert path.read_bytes() == b"dear"
@@ -66,7 +65,7 @@ def test_an_existing_file_is_replaced_by_force_only_at_the_end(tmp_path: Path) -
 
 def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    with pytest.raises(UsageError):
+    with pytest.raises(OutputError):
         write(path, b"ours", then=lambda: path.write_bytes(b"theirs"))
     assert path.read_bytes() == b"theirs"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
@@ -91,13 +90,13 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["there", "missing/a"])
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "there").mkdir()
-    with pytest.raises(UsageError, match=name.split("/")[0]), output_file(tmp_path / name):
+    with pytest.raises(OutputError, match=name.split("/")[0]), output_file(tmp_path / name):
         pass
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     # /dev/full fails as a full disk does.
-    with pytest.raises(MegatraceError, match="no space") as caught:
+    with pytest.raises(OutputError, match="no space") as caught:
         write(tmp_path / "a", b"x", then=lambda: Path("/dev/full").write_bytes(b"x"))
     assert "fewer steps" in caught.value.hint
     assert list(tmp_path.iterdir()) == []

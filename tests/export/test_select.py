@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megatrace.errors import UsageError
-from megatrace.export.select import select
+from megatrace.export.select import ranges_text, select
 from tests.export.traces import EPOCH_NS, Builder, assemble, small_trace
 
 
@@ -93,3 +93,16 @@ def test_nothing_is_chosen_of_nothing() -> None:
     chosen = select(trace.launches, trace.records, "one", 10)
     assert (len(chosen.launches), chosen.steps, chosen.left_out) == (0, (), ())
     assert chosen.launches.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([3, 1, 2, 2, 9], "1-3, 9"),
+        (range(0, 40, 2), "0, 2, 4, 6, 8, 10, 12, ..., 38"),
+    ],
+)
+def test_ranges_are_short_however_many_there_are(numbers: list[int], text: str) -> None:
+    assert ranges_text(numbers) == text

@@ -12,6 +12,7 @@ import pytest
 from megatrace.analysis import Trace
 from megatrace.errors import UsageError
 from megatrace.export import TableName, export_table, tabular
+from megatrace.export.output import OutputError
 from tests.export.traces import Builder, assemble, small_trace
 
 
@@ -75,9 +76,26 @@ def test_a_table_is_private_and_never_overwritten_unasked(trace: Trace, tmp_path
     path = tmp_path / "t.csv"
     export_table(trace, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(UsageError, match="exists"):
+    with pytest.raises(OutputError, match="exists"):
         export_table(trace, path)
     export_table(trace, path, force=True)
+
+
+@pytest.mark.parametrize("table", ["records", "launches"])
+@pytest.mark.parametrize("budget", [1, 300, 10_000])
+def test_a_budget_keeps_whole_launches_and_says_what_it_cut(
+    trace: Trace, tmp_path: Path, table: TableName, budget: int
+) -> None:
+    result = export_table(trace, tmp_path / "t.parquet", table, budget=budget)
+    back = read_back(result.path)
+    rows = len(getattr(trace, table))
+    numbers = trace.launches["launch"].to_numpy()
+    of = back["launch"] if table == "launches" else numbers[back["launch_row"]]
+    frame = getattr(trace, table)
+    all_of = frame["launch"] if table == "launches" else numbers[frame["launch_row"]]
+    assert result.rows == len(back) == sum(number in set(of) for number in all_of)
+    assert 0 < len(back) <= budget or len(set(of)) == 1
+    assert bool(result.left_out) == (len(back) < rows)
 
 
 def test_a_name_that_is_no_table_is_refused(trace: Trace, tmp_path: Path) -> None:

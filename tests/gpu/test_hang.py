@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megatrace.analysis import summarise
 from megatrace.capture.reader import open_capture
 from megatrace.jit import HOST, default_target
 from megatrace.schema.layout import ARG_MASK, TIME_BITS
@@ -48,6 +49,8 @@ def test_a_wait_that_never_ends_is_in_the_capture_on_any_step(
     )
     assert done.returncode == 3, done.stderr
     assert hang_records(out) == [(3, 18, 7)]
+    (hang,) = summarise(open_capture(out)).hangs
+    assert (hang.role, hang.event, hang.slot, hang.block, hang.warp) == ("waiter", "never", 7, 1, 1)
     if target == HOST:
         row = next(line for line in done.stderr.splitlines() if "spin 'never' slot 7" in line)
         assert row.split()[:2] == ["1", "1"], "block 1, warp 1"
