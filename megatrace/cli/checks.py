@@ -131,11 +131,9 @@ def _compiler() -> Check:
 
 
 def _cache() -> Check:
-    given = os.environ.get("MEGATRACE_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (
-        Path(given) if given else (Path(base) if base else Path.home() / ".cache") / "megatrace"
-    )
+    from megatrace.jit import cache_dir
+
+    folder = cache_dir()
     there = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return Check("build cache", "ok", str(folder))

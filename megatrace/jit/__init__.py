@@ -1,6 +1,6 @@
 """Builds kernels: nvcc for a GPU, the host compiler for the host build, one cache."""
 
-from megatrace.jit.build import Kernel, build, load
+from megatrace.jit.build import Kernel, build, cache_dir, load
 from megatrace.jit.compilers import HOST, Compiler, cuda_compiler, default_target, host_compiler
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Compiler",
     "Kernel",
     "build",
+    "cache_dir",
     "cuda_compiler",
     "default_target",
     "host_compiler",

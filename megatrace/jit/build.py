@@ -50,7 +50,7 @@ def build(kernel: Kernel, target: str) -> Path:
     """
     compiler = host_compiler() if target == HOST else cuda_compiler()
     flags = _flags(kernel, target, compiler)
-    folder = _cache_dir() / f"{kernel.source.stem}-{target}-{_key(kernel, target, compiler, flags)}"
+    folder = cache_dir() / f"{kernel.source.stem}-{target}-{_key(kernel, target, compiler, flags)}"
     library = folder / "kernel.so"
     if library.exists():
         return library
@@ -149,7 +149,8 @@ def _compile(
         os.replace(made, library)
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
+    """Where built kernels are kept; it need not exist."""
     given = os.environ.get(CACHE_ENV)
     if given:
         return Path(given)
