@@ -21,7 +21,6 @@ MAX_PIECES = 1 << 16
 
 _BODY = struct.Struct("<IHHqqqqqqq56sII")
 _NUMBER = struct.Struct("<I")
-_NUMBER_END_AT = HOST_RECORD.itemsize - 4
 assert _BODY.size == HOST_RECORD.itemsize
 
 
@@ -80,12 +79,14 @@ class HostWriter:
     ) -> None:
         number = self._next & 0xFFFFFFFF
         at = (self._next - 1) % self._capacity * HOST_RECORD.itemsize
-        text = text[:HOST_TEXT_BYTES]
-        four = (*values, 0, 0, 0, 0)[:4]
-        # Its number is 0 while the record changes: a reader takes neither lap's.
-        _NUMBER.pack_into(self._memory, at, 0)
-        _BODY.pack_into(self._memory, at, 0, event, len(text), begin, end, step, *four, text, 0, 0)
-        _NUMBER.pack_into(self._memory, at + _NUMBER_END_AT, number)
+        if len(text) > HOST_TEXT_BYTES:
+            text = text[:HOST_TEXT_BYTES]
+        a, b, c, d = values if len(values) == 4 else (*values, 0, 0, 0, 0)[:4]
+        # Its first number is 0 while the record changes: a reader takes neither lap's. (Packing
+        # clears the record before it fills it, so the 0 stands from the first byte on.)
+        _BODY.pack_into(
+            self._memory, at, 0, event, len(text), begin, end, step, a, b, c, d, text, 0, number
+        )
         _NUMBER.pack_into(self._memory, at, number)
         self._next += 1
 

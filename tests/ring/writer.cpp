@@ -21,7 +21,8 @@ int main(int, char** argv) {
   void* file = mmap(nullptr, facts.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (file == MAP_FAILED) return 1;
   auto* lines = reinterpret_cast<uint32_t*>(static_cast<char*>(file) + std::atoll(argv[2]));
-  const uint32_t rings = std::atoi(argv[3]), capacity = std::atoi(argv[4]), count = std::atoi(argv[5]);
+  const uint32_t rings = std::atoi(argv[3]), capacity = std::atoi(argv[4]),
+                 count = std::atoi(argv[5]);
   std::puts("ready");
   std::fflush(stdout);
   std::getchar();
