@@ -233,7 +233,8 @@ class LineReader:
         found = self._number_at(places, word)
         ahead = _ahead(found, want)
         other_place = (ahead & (self._capacity - 1)) != 0
-        ahead[(ahead > 0) & (other_place | (found == 0))] = -1
+        never = (found == 0) & (want <= self._capacity)  # later it is the line after 2**32 - 1
+        ahead[(ahead > 0) & (other_place | never)] = -1
         return ahead
 
     def _out_of_patience(self, stuck: Flags) -> Flags:
