@@ -43,6 +43,7 @@ _TICK_S = 0.25
 _CLOCK_S = 1.0
 _ADOPT_S = 1.0
 _READ_S = 0.002
+_FIRST_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class KernelAgent:
         self._control = Control(level=LEVEL_OFF)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._sample_clock()
+        for _ in range(_FIRST_SAMPLES):  # some get no answer, and a program may be over soon
+            self._sample_clock()
         self._wait_for_recorder()
         self.begin_step(memory.stream, hooked=False)
         self._thread = threading.Thread(target=self._tend, name="megatrace-agent", daemon=True)
@@ -122,6 +124,8 @@ class KernelAgent:
 
         ``step`` counts up by itself where it is not given.
         """
+        if os.getpid() != self._pid:
+            return  # a forked child: the ring and the lock are its parent's
         with self._lock:
             self._begin_step(stream, step, hooked=hooked)
 
@@ -144,6 +148,8 @@ class KernelAgent:
             self._memory.write_sms(control.sm_words, stream)
         some = CONTROL_SOME_SMS if self._sms != ALL_SMS and level != LEVEL_OFF else 0
         self._memory.write_step(self._step, level | some, stream)
+        if not hooked:
+            self._memory.settle()  # or it might overtake a step's own write on another stream
         write_ack(
             self._ring,
             replace(

@@ -47,6 +47,9 @@ class TraceMemory(Protocol):
     def write_sms(self, words: tuple[int, ...], stream: int) -> None:
         """Write the mask of the SMs that record, 32 a word."""
 
+    def settle(self) -> None:
+        """Wait for what was written on the agent's own stream."""
+
     def publish_sums(self) -> None:
         """Bring the sums to where the recorder reads them."""
 
@@ -90,6 +93,9 @@ class HostMemory:
         """A plain store, likewise."""
         self._control["sm_mask"] = words
 
+    def settle(self) -> None:
+        """Stores of this thread need no waiting for."""
+
     def publish_sums(self) -> None:
         """They are in the ring already."""
 
@@ -123,6 +129,10 @@ class CudaMemory:
         """A copy, ordered on ``stream``; rare."""
         mask = np.array(words, np.uint32)
         self._cuda.copy_to_device(self._control + 16, mask.ctypes.data, mask.nbytes, stream)
+
+    def settle(self) -> None:
+        """Wait for the agent's own stream; it holds nothing but its writes."""
+        self._cuda.synchronize(self.stream)
 
     def publish_sums(self) -> None:
         """Copy the sums into the pinned ring, beside all other work."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from megatrace.agent.cuda import Cuda
 from megatrace.paths import include_dir
 
-_ROUNDS = 16
-_GIVE_UP_S = 0.2
+_ROUNDS = 8
+_GIVE_UP_S = 0.02
+"""The GPU may be full; and it gives up by itself after half a millisecond (the PTX)."""
 _ANSWER, _NUMBER = 64, 72
 
 
@@ -38,7 +39,10 @@ class ClockProbe:
         self._stream = cuda.stream()
 
     def sample(self) -> ClockSample | None:
-        """The sample of the shortest of 16 round trips; None where the GPU had no room for it."""
+        """The sample of the shortest of a few round trips; None where there was no answer.
+
+        The GPU may have no room for the probe, or this thread be kept from asking in time.
+        """
         question = ctypes.c_uint32.from_address(self._host)
         answer = ctypes.c_uint64.from_address(self._host + _ANSWER)
         number = ctypes.c_uint32.from_address(self._host + _NUMBER)

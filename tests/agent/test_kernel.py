@@ -88,7 +88,7 @@ def test_clock_samples_are_taken_at_both_ends(session: Session) -> None:
     sample = next(event.id for event in HOST if event.name == "clock_sample")
     with start(), RingFile.attach(session.ring_paths()[0]) as ring:
         reader = HostReader(ring)
-        assert [int(r["event"]) for r in reader.drain()].count(sample) == 1
+        assert [int(r["event"]) for r in reader.drain()].count(sample) >= 1
     with RingFile.attach(session.ring_paths()[0]) as ring:
         assert [int(r["event"]) for r in HostReader(ring).drain()].count(sample) >= 2
 
@@ -163,12 +163,14 @@ def test_a_forked_child_leaves_its_parents_ring_alone(session: Session) -> None:
     with start() as agent:
         child = os.fork()
         if child == 0:
+            agent.begin_step(step=77)
             agent.close()
             os._exit(0)
         os.waitpid(child, 0)
         with RingFile.attach(session.ring_paths()[0]) as ring:
             assert ring.state != STATE_CLOSED
             assert ring.owner_alive()
+            assert read_ack(ring).step != 77
 
 
 def control_word(agent: KernelAgent) -> tuple[int, int]:
