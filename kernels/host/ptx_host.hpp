@@ -162,5 +162,6 @@ MEGATRACE_DEVICE void spin_pause(const char* what, uint32_t slot) {
 }
 
 MEGATRACE_DEVICE void trap() { machine().trap(); }
+MEGATRACE_DEVICE void misuse(const char* what) { machine().fail(what); }
 
 }  // namespace megatrace::ptx

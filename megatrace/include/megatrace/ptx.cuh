@@ -236,5 +236,8 @@ MEGATRACE_DEVICE void spin_pause(const char* /*what*/, uint32_t /*slot*/) {}
 
 MEGATRACE_DEVICE void trap() { asm volatile("trap;"); }
 
+// A mistake of the kernel's author. The host build looks for them and says what.
+MEGATRACE_DEVICE void misuse(const char* /*what*/) { trap(); }
+
 }  // namespace megatrace::ptx
 #endif

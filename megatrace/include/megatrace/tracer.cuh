@@ -210,9 +210,11 @@ class Tracer {
   // Closes the launch. Every warp calls it once, last, at the end of its role's own branch:
   // there the compiler knows which causes the role can stall for.
   MEGATRACE_DEVICE void end() {
+    if (ptx::kSlow && ended_) ptx::misuse("end() of a tracer that has ended");
     if constexpr (kTimeline)
       if (live_ || flushed_ == 0) close();
     if (!live_) add_sums();
+    ended_ = true;
   }
 
  private:
@@ -291,6 +293,7 @@ class Tracer {
   // Puts a record and its arguments into the line; there must be room.
   template <class... Args>
   MEGATRACE_DEVICE void stage(uint32_t word, Args... args) {
+    if (ptx::kSlow && ended_) ptx::misuse("a record after end(): does a span outlive it?");
     if (place_ == used_++) line_word_ = word;
     ((line_word_ = place_ == used_++ ? arg(args) : line_word_), ...);
   }
@@ -377,6 +380,7 @@ class Tracer {
   const Params p_;
   uint2 control_ = {};      // step id, level
   uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
+  bool ended_ = false;      // looked at where there is time to
   bool asked_ = false;      // the cursor is on its way
   bool live_ = false;       // lines are wanted; known from the first on
   uint64_t ns_ = 0;         // globaltimer at launch start
