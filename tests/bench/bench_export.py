@@ -62,11 +62,7 @@ def tree() -> Tracks:
 def ours(slices: Slices, names: Names, tracks: Tracks) -> int:
     """Check, order and encode ``slices``; returns bytes."""
     nested, _ = spread(slices, tracks)
-    return sum(
-        len(part)
-        for number, one in enumerate(sequences(nested), SEQUENCE_ID)
-        for part in encode_sequence(number, one, names)
-    )
+    return encoder(nested, names, tracks)
 
 
 def encoder(slices: Slices, names: Names, tracks: Tracks) -> int:
