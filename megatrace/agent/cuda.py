@@ -90,6 +90,10 @@ class Cuda:
         """Wait for everything on ``stream``."""
         self._call("cuStreamSynchronize", c_void_p(stream))
 
+    def synchronize_all(self) -> None:
+        """Wait for everything in the context."""
+        self._call("cuCtxSynchronize")
+
     def copy_to_device(self, device: int, host: int, size_bytes: int, stream: int) -> None:
         """Copy, ordered on ``stream``; pageable sources are read before this returns."""
         self._call(

@@ -143,7 +143,9 @@ class CudaMemory:
 
     def close(self) -> None:
         """Level off, the last sums home, the ring unpinned."""
+        self._cuda.use_context()
         self.write_step(0, 0, self.stream)
+        self._cuda.synchronize_all()  # a kernel that still runs may write to the ring
         self.publish_sums()
         self._cuda.synchronize(self.stream)
         self._cuda.unregister(self._base)

@@ -7,10 +7,15 @@ follows what was drained, plus as many steps as the ring holds::
     limit = steps drained + SAFE * lines of a warp's ring / lines of a warp's step
 
 Lines of a step are measured where a step id changes between two headers of a warp. Until
-then the limit is FIRST: a ring is meant to hold that many steps.
+then the limit is FIRST: a ring is meant to hold that many steps. A step counts as drained
+when every watched warp has a later one, or when a drain finds nothing new: not every warp
+is in every step where only some SMs record, because blocks change their SMs.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +28,11 @@ SAFE = 0.75
 _HEADER = 1
 _WATCHED = 24
 """Warp rings looked at: two blocks' worth, every role among them."""
+_RECENT = 1024
 
 
 class Credit:
-    """The limit of one ring file; :meth:`feed` it every drained line.
+    """The limit of one ring file; :meth:`feed` it every drain.
 
     Attributes:
         limit: timeline steps the agent may have begun in all.
@@ -37,22 +43,42 @@ class Credit:
         self.limit = FIRST if lines else 0
         self._lines = lines
         self._rings: dict[int, _Watch] = {}
+        self._steps = 0
+        self._recent: deque[int] = deque(maxlen=_RECENT)
 
     def feed(self, ring: NDArray[np.uint32], lines: NDArray[np.uint32]) -> bool:
-        """Take drained lines ``(n, 32)`` of warp rings ``(n,)``; True where the limit rose."""
-        if not self._lines or not len(ring):
+        """Take a drain, lines ``(n, 32)`` of warp rings ``(n,)``; True where the limit rose.
+
+        A drain of nothing says that all there was has been taken.
+        """
+        if not self._lines:
             return False
+        if not len(ring):
+            return self._raise(self._steps, max((w.lines for w in self._rings.values()), default=0))
+        self._count_steps(lines)
         for number in self._watched(ring):
-            mine = lines[ring == number]
-            self._rings[number].feed(mine)
-        need = max((w.step_lines for w in self._rings.values()), default=0)
+            self._rings[number].feed(lines[ring == number])
+        last = min((w.step for w in self._rings.values()), default=-1)
+        later = len(self._recent) - bisect_right(self._recent, last)
+        return self._raise(self._steps - later, 0)
+
+    def _raise(self, drained: int, lines: int) -> bool:
+        """Set the limit after ``drained`` steps, the last of them perhaps still running."""
+        need = max([lines, *(w.step_lines for w in self._rings.values())])
         if not need:
             return False
-        drained = min(w.steps - 1 for w in self._rings.values())
-        limit = drained + max(1, int(SAFE * self._lines / need))
+        limit = drained - 1 + max(1, int(SAFE * self._lines / need))
         rose = limit > self.limit
         self.limit = max(self.limit, limit)
         return rose
+
+    def _count_steps(self, lines: NDArray[np.uint32]) -> None:
+        """Step ids grow, so those above the last are new."""
+        headers = lines[:, 1] >> TIME_BITS == _HEADER
+        steps = np.unique(lines[headers, 3] & ARG_MASK)
+        fresh = steps[steps > (self._recent[-1] if self._recent else -1)].tolist()
+        self._recent.extend(fresh)
+        self._steps += len(fresh)
 
     def _watched(self, ring: NDArray[np.uint32]) -> list[int]:
         here = np.unique(ring).tolist()
@@ -65,26 +91,25 @@ class Credit:
 class _Watch:
     """Steps and lines of one warp's ring."""
 
-    __slots__ = ("_lines", "_step", "step_lines", "steps")
+    __slots__ = ("lines", "step", "step_lines")
 
     def __init__(self) -> None:
-        self.steps = 0
-        """Steps begun."""
+        self.step = -1
+        """The last step id."""
         self.step_lines = 0
         """Lines of the largest whole step."""
-        self._lines = 0
-        self._step = -1
+        self.lines = 0
+        """Lines of the last step so far."""
 
     def feed(self, lines: NDArray[np.uint32]) -> None:
         headers = np.flatnonzero(lines[:, 1] >> TIME_BITS == _HEADER)
         steps = (lines[headers, 3] & ARG_MASK).astype(np.int64)
-        begins = headers[np.diff(steps, prepend=self._step) != 0]
-        at = 0
+        begins = headers[np.diff(steps, prepend=self.step) != 0]
+        at, begun = 0, self.step >= 0
         for begin in begins.tolist():
-            if self.steps:
-                self.step_lines = max(self.step_lines, self._lines + begin - at)
-            self.steps += 1
-            self._lines, at = 0, begin
-        self._lines += len(lines) - at
+            if begun:
+                self.step_lines = max(self.step_lines, self.lines + begin - at)
+            begun, self.lines, at = True, 0, begin
+        self.lines += len(lines) - at
         if len(steps):
-            self._step = int(steps[-1])
+            self.step = int(steps[-1])

@@ -1,9 +1,7 @@
 // What the tracer costs: 62 weight-streaming launches with dependent launch in one graph,
 // the same kernel at every level, in turn (ABBA), as ratios to the mean of two identical
 // plain builds. Lines go to pinned host memory; nobody drains them, so rings only wrap.
-//
-//   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -I megatrace/include \
-//        -I BUILD tests/bench/overhead.cu -o overhead && ./overhead > overhead.json
+// bench_overhead.py builds it and runs it.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

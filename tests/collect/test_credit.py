@@ -67,3 +67,18 @@ def test_a_step_larger_than_the_ring_still_goes_on_one_at_a_time() -> None:
 
 def test_a_ring_without_lines_has_no_limit() -> None:
     assert Credit(0).limit == 0
+
+
+def test_warps_that_are_in_one_step_alone_do_not_hold_the_limit_for_ever() -> None:
+    credit = Credit(64)
+    for step in range(1, 30):
+        assert step <= credit.limit, "the agent may begin the step"
+        feed(credit, lines_of((step, 8)), ring=step)
+        credit.feed(np.zeros(0, np.uint32), np.zeros((0, 32), np.uint32))
+    assert credit.limit == 29 - 1 + int(0.75 * 64 / 8)
+
+
+def test_a_drain_of_nothing_before_the_first_line_gives_nothing() -> None:
+    credit = Credit(64)
+    assert not credit.feed(np.zeros(0, np.uint32), np.zeros((0, 32), np.uint32))
+    assert credit.limit == FIRST

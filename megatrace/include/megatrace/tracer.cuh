@@ -23,8 +23,8 @@
 // closing shows it, and the report calls its times uncertain.
 //
 // A warp keeps its next line in registers: lane i holds word i, a full line leaves in one
-// posted 128-byte write to a ring in host memory (megatrace/schema/layout.py draws it). No
-// shared memory, no atomics, no fence.
+// posted 128-byte write to a ring in host memory (megatrace/schema/layout.py draws it). A line
+// takes no shared memory, no atomics, no fence.
 //
 // What costs is not the records, which fall into time the warp idles, but every instruction
 // before a launch's first load and after its last: run once, none of them is in the
@@ -360,11 +360,14 @@ class Tracer {
   MEGATRACE_DEVICE void hang(uint32_t event, uint32_t slot, uint64_t begin) {
     if constexpr (kTimeline) {
       const uint64_t now = ptx::clock64();
-      // A step without a timeline has one from here on: its lines so far went nowhere.
+      // A step without a timeline has one from here on. Lines that it finished went nowhere, so
+      // it opens anew; the first line, while it is in progress, is whole.
       if (!live_ && ptx::opaque(control_.y) != 0 && fits()) {
         live_ = true;
-        flushed_ = words_ = line_word_ = 0;
-        used_ = kHeaderWords;
+        if (flushed_ != 0) {
+          flushed_ = words_ = line_word_ = 0;
+          used_ = kHeaderWords;
+        }
       }
 #pragma unroll 1
       for (uint32_t line = 0; line < 2; ++line) {
