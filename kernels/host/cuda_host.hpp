@@ -3,6 +3,7 @@
 //
 //   MEGATRACE_HOST_SEED=7        which of the many schedules
 //   MEGATRACE_HOST_CHAOS=1       switch warps at stores too, spoil what a copy will overwrite
+//   MEGATRACE_HOST_OVERLAP=1     a launch may begin before the one before it has ended
 //   MEGATRACE_HOST_SMS=4         SMs that the blocks go round
 //   MEGATRACE_HOST_STUCK_MS=100  no progress for so long is a deadlock
 //
@@ -18,6 +19,7 @@
 #include "intrinsics.hpp"
 #include "machine.hpp"
 #include "ptx_host.hpp"
+#include "ptx_math_host.hpp"
 #include "vector_types.hpp"
 
 namespace megatrace::host {
@@ -27,7 +29,17 @@ namespace megatrace::host {
 // printing it to stderr.
 inline void launch(dim3 grid, dim3 block, size_t dynamic_shared_bytes,
                    const std::function<void()>& per_lane_body) {
-  machine().launch(grid, block, dynamic_shared_bytes, per_lane_body);
+  machine().launch({{grid, block, dynamic_shared_bytes, per_lane_body}});
+}
+
+// Runs launches in their order; with MEGATRACE_HOST_OVERLAP some of them, as the seed chooses,
+// begin before the one before them has ended, as programmatic dependent launches do.
+inline void launch_chain(const std::vector<Grid>& chain) {
+  for (size_t i = 0; i < chain.size();) {
+    const size_t end = i + machine().overlapping(chain.size() - i);
+    machine().launch({chain.begin() + i, chain.begin() + end});
+    i = end;
+  }
 }
 
 inline Options& options() { return machine().options; }

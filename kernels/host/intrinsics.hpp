@@ -1,11 +1,14 @@
 // CUDA's own keywords and intrinsics, as far as the kernels use them.
 #pragma once
 
+#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "ptx_host.hpp"
+#include "ptx_math_host.hpp"
 
 #define __global__
 #define __device__
@@ -140,18 +143,26 @@ inline T __ldg(const T* p) {
   return *p;
 }
 
+// -- numbers ---------------------------------------------------------------------------------
+
+using std::max;
+using std::min;
+
 // -- bits ------------------------------------------------------------------------------------
 
 inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
-inline uint32_t __float_as_uint(float v) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return bits;
-}
-inline float __uint_as_float(uint32_t bits) {
-  float v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
+inline uint32_t __float_as_uint(float v) { return megatrace::host::float_bits(v); }
+inline float __uint_as_float(uint32_t bits) { return megatrace::host::bits_float(bits); }
+
+// -- math: what <cmath> lacks ------------------------------------------------------------------
+
+#if defined(__GLIBC__) && defined(__GLIBC_PREREQ)
+#if __GLIBC_PREREQ(2, 42)
+#define MEGATRACE_HOST_HAS_RSQRTF 1
+#endif
+#endif
+#if !defined(MEGATRACE_HOST_HAS_RSQRTF)
+inline float rsqrtf(float v) { return megatrace::ptx::rsqrt(v); }
+#endif

@@ -19,6 +19,15 @@ __attribute__((noinline)) inline uint64_t Machine::op(OpKind kind, const void* a
   return op_at(kind, address, __builtin_return_address(0));
 }
 
+__attribute__((noinline)) inline uint4 Machine::load_four(const uint4* address) {
+  const sanitizer::Quiet quiet;
+  Lane& me = lane();
+  me.tried = nullptr;
+  const uint64_t low = op_at(OpKind::load128, address, __builtin_return_address(0));
+  return {static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32),
+          static_cast<uint32_t>(me.more), static_cast<uint32_t>(me.more >> 32)};
+}
+
 __attribute__((noinline)) inline void Machine::spin_pause(const char* what, uint32_t slot) {
   const sanitizer::Quiet quiet;
   lane().what = what;
@@ -69,6 +78,11 @@ inline void Machine::resolve(Warp& warp, uint32_t group) {
         return make_ready(lane, __atomic_load_n(static_cast<const uint32_t*>(p), __ATOMIC_ACQUIRE));
       case OpKind::load64:
         return make_ready(lane, __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_ACQUIRE));
+      case OpKind::load128: {
+        const auto* halves = static_cast<const uint64_t*>(p);
+        lane.more = __atomic_load_n(halves + 1, __ATOMIC_ACQUIRE);
+        return make_ready(lane, __atomic_load_n(halves, __ATOMIC_ACQUIRE));
+      }
       case OpKind::mbar_test:
       case OpKind::mbar_try: {
         const bool ended = Mbarrier::load(p).ended(lane.parity);

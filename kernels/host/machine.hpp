@@ -9,6 +9,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -47,24 +48,32 @@ class MEGATRACE_HOST_HIDDEN Machine {
   Options options = Options::from_environment();
 
   // -- from outside (launch.hpp) ------------------------------------------------------------
-  void launch(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body);
+  void launch(std::vector<Grid> grids);
+  uint32_t overlapping(size_t launches);
   // Changes with every decision of the scheduler since the process began.
   uint64_t schedule_hash() const { return schedule_hash_; }
   void restart_seed(uint64_t seed);
 
   // -- called by lanes: time, waiting, order (lockstep.hpp, sync.hpp) ---------------------------
   uint64_t op(OpKind kind, const void* address);
+  uint4 load_four(const uint4* address);
   void spin_pause(const char* what, uint32_t slot);
   uint64_t collective(Collective kind, uint32_t mask, uint64_t value, uint32_t source);
+  void matrices(Collective kind, void* mine);
   void syncthreads() { barrier(0, 0); }
   void named_barrier(uint32_t id, uint32_t threads);
   [[noreturn]] void fail(const std::string& reason);
   [[noreturn]] void trap();
   [[noreturn]] void misaligned(size_t bytes);
   bool stuck() const { return stuck_; }
+  void launch_dependents();
+  bool predecessor_complete();
 
   // -- called by lanes: memory (memory.hpp) -------------------------------------------------
-  void will_store();  // before every store that others may wait for
+  void will_store();      // before every store that others may wait for
+  uint32_t first_word();  // of a vector, to be stored
+  void check_row(const void* row);
+  void check_prefetch(const void* p, uint32_t bytes);
   void mbar_init(uint64_t* bar, uint32_t count);
   void mbar_arrive(uint64_t* bar, uint32_t expected_bytes);
   bool mbar_wait(OpKind kind, const uint64_t* bar, uint32_t parity);
@@ -88,8 +97,25 @@ class MEGATRACE_HOST_HIDDEN Machine {
   struct FreeShared {
     void operator()(char* p) const { std::free(p); }
   };
+  // A block's shared memory, spoilt anew for every launch, of just the size that the block has.
+  struct Shared {
+    size_t bytes = 0;
+    std::unique_ptr<char, FreeShared> p;
+    char* of(size_t wanted) {
+      if (p == nullptr || bytes != wanted)
+        p.reset(static_cast<char*>(
+            std::aligned_alloc(128, std::max<size_t>(1, (wanted + 127) / 128) * 128)));
+      bytes = wanted;
+      std::memset(p.get(), kFreshShared, wanted);
+      return p.get();
+    }
+  };
 
-  void build(dim3 grid, dim3 block, size_t shared_bytes);
+  static void measure(Grid& grid);
+  void build();
+  void build_block(Grid& grid, size_t at, uint32_t b, size_t warp, size_t lane);
+  void start(Grid& grid);
+  void let_next_start(Block& block);
   void run();
   void finish();
   static void lane_main();
@@ -129,9 +155,8 @@ class MEGATRACE_HOST_HIDDEN Machine {
   std::vector<Lane> lanes_;
   std::vector<Warp> warps_;
   std::vector<Block> blocks_;
-  std::vector<std::unique_ptr<char, FreeShared>> shared_;
-  size_t shared_bytes_ = 0;
-  const std::function<void()>* body_ = nullptr;
+  std::vector<Shared> shared_;
+  std::vector<Grid> grids_;
 
   Random random_{1};
   uint64_t launches_ = 0;
@@ -139,6 +164,7 @@ class MEGATRACE_HOST_HIDDEN Machine {
   uint32_t stay_ = 1;  // a warp goes on with chance 1 - 1/stay
   uint32_t bulk_every_ = 1;
   uint32_t wake_every_ = 1;
+  bool some_slow_ = false;
 
   Lane* lane_ = nullptr;  // running now
   uint32_t pass_ = 0;     // lanes still to run in this pass

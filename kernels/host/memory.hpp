@@ -11,12 +11,29 @@ __attribute__((noinline)) inline void Machine::will_store() {
   progress_++;  // the store follows before anybody else runs
 }
 
+// The words of a vector come one by one: under chaos in any order, others looking in between.
+inline uint32_t Machine::first_word() {
+  const sanitizer::Quiet quiet;
+  return options.chaos ? random_.below(4) : 0;
+}
+
+inline void Machine::check_row(const void* row) {
+  const sanitizer::Quiet quiet;
+  check_shared(row, 16, 16, "ldmatrix: a row");
+}
+
+inline void Machine::check_prefetch(const void* p, uint32_t bytes) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(p) % 16 != 0)
+    fail("prefetch_l2: address and bytes must be multiples of 16");
+}
+
 inline void Machine::check_shared(const void* p, size_t bytes, size_t alignment, const char* what) {
   const char* const base = block().shared;
+  const size_t all = block().grid->shared_bytes;
   const auto* at = static_cast<const char*>(p);
-  if (at < base || at + bytes > base + shared_bytes_)
+  if (at < base || at + bytes > base + all)
     fail(std::string(what) + " of " + std::to_string(bytes) + " bytes is not inside the block's " +
-         std::to_string(shared_bytes_) + " bytes of dynamic shared memory");
+         std::to_string(all) + " bytes of dynamic shared memory");
   if (static_cast<size_t>(at - base) % alignment != 0)
     fail(std::string(what) + " at shared+" + std::to_string(at - base) + " must be aligned to " +
          std::to_string(alignment) + " bytes");

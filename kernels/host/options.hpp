@@ -13,6 +13,7 @@ namespace megatrace::host {
 struct Options {
   uint64_t seed = 1;        // MEGATRACE_HOST_SEED: which schedule
   bool chaos = false;       // MEGATRACE_HOST_CHAOS: switch at stores too, spoil landing zones
+  bool overlap = false;     // MEGATRACE_HOST_OVERLAP: a launch may begin before the last one's end
   uint32_t sms = 4;         // MEGATRACE_HOST_SMS: blocks go round them
   uint32_t stuck_ms = 100;  // MEGATRACE_HOST_STUCK_MS: no progress for so long is a deadlock
   std::vector<std::string> roles;  // names of a block's warps, for messages
@@ -25,6 +26,7 @@ struct Options {
     Options o;
     o.seed = number("MEGATRACE_HOST_SEED", o.seed);
     o.chaos = number("MEGATRACE_HOST_CHAOS", 0) != 0;
+    o.overlap = number("MEGATRACE_HOST_OVERLAP", 0) != 0;
     o.sms = static_cast<uint32_t>(number("MEGATRACE_HOST_SMS", o.sms));
     if (o.sms == 0) o.sms = 1;
     o.stuck_ms = static_cast<uint32_t>(number("MEGATRACE_HOST_STUCK_MS", o.stuck_ms));

@@ -6,6 +6,7 @@
 #include "launch.hpp"
 #include "lockstep.hpp"
 #include "memory.hpp"
+#include "number.hpp"
 #include "run.hpp"
 #include "sync.hpp"
 
@@ -58,6 +59,12 @@ MEGATRACE_DEVICE uint32_t shuffle(uint32_t value, uint32_t lane) {
 MEGATRACE_DEVICE uint32_t shuffle_xor(uint32_t value, uint32_t mask) {
   return shuffle(value, lane_id() ^ mask);
 }
+MEGATRACE_DEVICE float shuffle(float value, uint32_t lane) {
+  return host::bits_float(shuffle(host::float_bits(value), lane));
+}
+MEGATRACE_DEVICE float shuffle_xor(float value, uint32_t mask) {
+  return shuffle(value, lane_id() ^ mask);
+}
 MEGATRACE_DEVICE uint32_t ballot(bool vote) {
   return static_cast<uint32_t>(machine().collective(host::Collective::ballot, kWholeWarp, vote, 0));
 }
@@ -100,6 +107,19 @@ MEGATRACE_DEVICE uint64_t load_relaxed(const uint64_t* p) {
   check_aligned(p, 8);
   return machine().op(host::OpKind::load64, p);
 }
+MEGATRACE_DEVICE uint4 load_relaxed(const uint4* p) {
+  check_aligned(p, 16);
+  return machine().load_four(p);
+}
+MEGATRACE_DEVICE void store_relaxed(uint4* p, uint4 v) {
+  check_aligned(p, 16);
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w}, first = machine().first_word();
+  for (uint32_t i = 0; i < 4; i++) {
+    const uint32_t word = (first + i) % 4;
+    machine().will_store();
+    __atomic_store_n(reinterpret_cast<uint32_t*>(p) + word, words[word], __ATOMIC_RELAXED);
+  }
+}
 MEGATRACE_DEVICE uint32_t load_acquire(const uint32_t* p) {
   const uint32_t v = load_relaxed(p);
   host::sanitizer::acquire(p);
@@ -129,6 +149,10 @@ MEGATRACE_DEVICE uint2 load_pair(const uint32_t* p) {
   const uint64_t both = load_relaxed(reinterpret_cast<const uint64_t*>(p));
   return {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)};
 }
+// There are no caches here.
+MEGATRACE_DEVICE void prefetch_l2(const void* p, uint32_t bytes) {
+  machine().check_prefetch(p, bytes);
+}
 // What a warp keeps from launch to launch: its own, so halves need not be read at once.
 MEGATRACE_DEVICE uint4 load_state(const uint4* p) {
   const auto* halves = reinterpret_cast<const uint32_t*>(p);
@@ -153,12 +177,15 @@ MEGATRACE_DEVICE void store_line(uint32_t* line, uint32_t word, uint32_t lanes) 
 
 // -- launches --------------------------------------------------------------------------
 
-// Launches run one after the other: nothing to let go, nothing to wait for.
-MEGATRACE_DEVICE void launch_dependents() {}
-MEGATRACE_DEVICE void dependency_wait() {}
-
 MEGATRACE_DEVICE void spin_pause(const char* what, uint32_t slot) {
   machine().spin_pause(what, slot);
+}
+
+// Where launches run one after the other (no MEGATRACE_HOST_OVERLAP) there is nothing to let
+// go and nothing to wait for.
+MEGATRACE_DEVICE void launch_dependents() { machine().launch_dependents(); }
+MEGATRACE_DEVICE void dependency_wait() {
+  while (!machine().predecessor_complete()) spin_pause("end of the launch before", 0);
 }
 
 MEGATRACE_DEVICE void trap() { machine().trap(); }

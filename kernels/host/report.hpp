@@ -24,6 +24,11 @@ inline std::string lane_list(uint32_t mask) {
   return text;
 }
 
+// Which of several launches that run together, for messages.
+inline std::string launch_of(const Block& block) {
+  return block.grid->number == 0 ? "" : "launch +" + std::to_string(block.grid->number) + " ";
+}
+
 inline std::string role_of(const Warp& warp, const Options& options) {
   return warp.index < options.roles.size() ? options.roles[warp.index] : std::string("-");
 }
@@ -76,7 +81,7 @@ inline std::string wait_table(const std::vector<Warp>& warps, const Options& opt
   std::string text = row;
   size_t rows = 0, hidden = 0;
   for (const Warp& warp : warps) {
-    uint32_t left = warp.exists & ~warp.exited;
+    uint32_t left = warp.block->grid->started ? warp.exists & ~warp.exited : 0;
     while (left != 0) {
       const Lane& first = warp.lanes[__builtin_ctz(left)];
       const std::string wait = describe_wait(first);
@@ -93,7 +98,7 @@ inline std::string wait_table(const std::vector<Warp>& warps, const Options& opt
           std::to_string(__builtin_popcount(same)) + " (" + lane_list(same) + ")";
       std::snprintf(row, sizeof row, "\n  %5u %4u %-10s %-14s ", warp.block->number, warp.index,
                     role_of(warp, options).c_str(), count.c_str());
-      text += row + wait;
+      text += row + launch_of(*warp.block) + wait;
     }
   }
   if (hidden != 0) text += "\n  ... and " + std::to_string(hidden) + " rows more";

@@ -41,6 +41,8 @@ inline void Machine::run_pass(Warp& warp) {
   Lane* first = next_in_pass();
   if (first == nullptr) return;
   blockIdx = warp.block->index;
+  gridDim = warp.block->grid->size;
+  blockDim = warp.block->grid->block;
   from_main_ = true;
   enter(*first);
   switch_fiber(main_, *first->fiber, false);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,17 @@ enum class State : uint8_t { ready, at_op, collective, barrier, mbarrier, spinni
 
 // Instructions whose answer depends on the moment. The lanes of a warp that reach one
 // together get their answers at one moment, as in the lockstep of a real warp.
-enum class OpKind : uint8_t { clock, timer, load32, load64, mbar_test, mbar_try, spin, pause };
+enum class OpKind : uint8_t {
+  clock,
+  timer,
+  load32,
+  load64,
+  load128,
+  mbar_test,
+  mbar_try,
+  spin,
+  pause
+};
 
 struct Op {
   OpKind kind;
@@ -27,11 +38,27 @@ struct Op {
   const void* address;
 };
 
-enum class Collective : uint8_t { syncwarp, shuffle, ballot, elect, sum, min, max };
+enum class Collective : uint8_t {
+  syncwarp,
+  shuffle,
+  ballot,
+  elect,
+  sum,
+  min,
+  max,
+  // matrix.hpp: a lane's value points to what it brings.
+  mma_bf16,
+  mma_f16,
+  ldmatrix,
+  ldmatrix_trans
+};
+
+inline bool of_matrices(Collective kind) { return kind >= Collective::mma_bf16; }
 
 inline const char* name(Collective kind) {
-  constexpr const char* kNames[] = {"syncwarp",   "shuffle",    "ballot",    "elect",
-                                    "reduce add", "reduce min", "reduce max"};
+  constexpr const char* kNames[] = {"syncwarp",   "shuffle",    "ballot",        "elect",
+                                    "reduce add", "reduce min", "reduce max",    "mma bf16",
+                                    "mma f16",    "ldmatrix",   "ldmatrix trans"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -46,6 +73,7 @@ struct Lane {
   uint32_t barrier = 0;  // named barrier
   uint64_t value = 0;    // what the lane gives to a collective
   uint64_t result = 0;   // what a collective or an op gives it
+  uint64_t more = 0;     // the upper half of 16 bytes
   uint32_t stores = 0;   // lines stored so far
   uint64_t looked = 0;   // progress when its spin last began to look
   Op op = {};
@@ -102,7 +130,25 @@ struct NamedBarrier {
   uint32_t arrived = 0;
 };
 
+// One launch.
+struct Grid {
+  dim3 size, block;
+  size_t shared_bytes = 0;
+  std::function<void()> body;
+  uint32_t number = 0;  // among those that run together
+  bool started = false;
+  Block* first = nullptr;
+  uint32_t blocks = 0;
+  uint32_t threads = 0;  // of a block
+  uint32_t holding = 0;  // blocks that have not let the next launch start
+  size_t live = 0;       // threads that have not exited
+
+  uint32_t warps() const { return (threads + 31) / 32; }
+};
+
 struct Block {
+  Grid* grid = nullptr;
+  bool holds = true;  // the next launch
   uint32_t number = 0;
   uint3 index = {};
   uint32_t sm = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "machine.hpp"
+#include "matrix.hpp"
 #include "report.hpp"
 
 namespace megatrace::host {
@@ -40,8 +41,19 @@ inline uint64_t Machine::collective(Collective kind, uint32_t mask, uint64_t val
   return me.result;
 }
 
+inline void Machine::matrices(Collective kind, void* mine) {
+  constexpr uint32_t kWhole = 0xffffffffu;
+  if (lane().warp->exists != kWhole) fail(std::string(name(kind)) + " takes a warp of 32 lanes");
+  collective(kind, kWhole, reinterpret_cast<uintptr_t>(mine), 0);
+}
+
 inline void Machine::complete_collective(Warp& warp, uint32_t mask) {
   const Collective kind = warp.lanes[__builtin_ctz(mask)].collective;
+  if (of_matrices(kind)) {
+    exchange_matrices(kind, warp.lanes);
+    for_lanes(mask, [&](uint32_t i) { make_ready(warp.lanes[i], 0); });
+    return;
+  }
   uint32_t votes = 0, sum = 0, least = ~0u, most = 0;
   for_lanes(mask, [&](uint32_t i) {
     const auto v = static_cast<uint32_t>(warp.lanes[i].value);
@@ -73,6 +85,8 @@ inline void Machine::complete_collective(Warp& warp, uint32_t mask) {
         break;
       case Collective::max:
         result = most;
+        break;
+      default:
         break;
     }
     make_ready(lane, result);

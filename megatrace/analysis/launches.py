@@ -72,10 +72,14 @@ class Launches:
     def __len__(self) -> int:
         return len(self.launch)
 
-    def lost(self) -> int:
-        """Launches of warps that left no header, by the running numbers of the others."""
-        before = np.append(-1, self.launch[:-1])
-        before[np.append(True, self.ring[1:] != self.ring[:-1])[: len(before)]] = -1
+    def lost(self, *, joined: bool = False) -> int:
+        """Launches of warps that left no header, by the running numbers of the others.
+
+        ``joined``: what was before the first of a ring is not meant to be here.
+        """
+        before = np.append(-1, self.launch[:-1])[: len(self)]
+        first = np.append(True, self.ring[1:] != self.ring[:-1])[: len(before)]
+        before[first] = self.launch[first] - 1 if joined else -1
         return int(np.maximum(self.launch - before[: len(self)] - 1, 0).sum())
 
     @property
@@ -124,13 +128,16 @@ class _Ends:
     words: I8
 
 
-def scan(source: LineSource, *, capacity: int = 0, rings: int | None = None) -> Scan:
+def scan(
+    source: LineSource, *, capacity: int = 0, rings: int | None = None, joined: bool = False
+) -> Scan:
     """Find the launches of one rank. Reads every line once and the ends of launches twice.
 
     Args:
         source: the lines.
         capacity: lines each ring has, to know an older lap's number; 0 where unknown.
         rings: number of rings; from the lines where None.
+        joined: the capture begins in the middle of the rings: what was before is not lost.
     """
     heads = look(source, capacity)
     if rings is None:
@@ -140,7 +147,7 @@ def scan(source: LineSource, *, capacity: int = 0, rings: int | None = None) -> 
     where, repeats = _in_order(source, heads, np.flatnonzero(known))
     ring, number = source.ring[where].astype(np.int32), source.number[where].astype(np.int64)
     words, head = heads.words[where], heads.head[where]
-    first, gap = _cut(ring, number, head)
+    first, gap = _cut(ring, number, head, joined=joined)
     last = np.append(first[1:], len(where)).astype(np.int64)
     seg_ring, seg_head = ring[first], head[first]
     seg_words = _sums(words, first)
@@ -160,6 +167,7 @@ def scan(source: LineSource, *, capacity: int = 0, rings: int | None = None) -> 
         seg_words=seg_words,
         words_before=words_before,
         words_after=np.where(ends.found, ends.words, -1),
+        joined=joined,
     )
     return Scan(where, words, launches, segments, loss, int((~inside).sum()))
 
@@ -178,13 +186,13 @@ def _in_order(source: LineSource, heads: Heads, rows: Rows) -> tuple[Rows, Rows]
     return order[~same], order[same]
 
 
-def _cut(ring: I4, number: I8, head: Mask) -> tuple[I8, I8]:
+def _cut(ring: I4, number: I8, head: Mask, *, joined: bool) -> tuple[I8, I8]:
     """First line of each segment, and the lines missing before it."""
     new_ring = np.ones(len(ring), bool)
     new_ring[1:] = ring[1:] != ring[:-1]
     before = np.zeros(len(ring), np.int64)
     before[1:] = number[:-1]
-    before[new_ring] = 0
+    before[new_ring] = number[new_ring] - 1 if joined else 0
     missing = number - before - 1
     first = np.flatnonzero(head | new_ring | (missing > 0)).astype(np.int64)
     return first, missing[first]

@@ -153,11 +153,13 @@ def account(
     seg_words: I8,
     words_before: I8,
     words_after: I8,
+    joined: bool = False,
 ) -> RingLoss:
     """Balance words written against words seen.
 
     ``words_before`` [S] is the count a segment's header carries, ``words_after`` [S] the
-    count of the closing at its end; -1 where there is none.
+    count of the closing at its end; -1 where there is none. ``joined``: a ring's first
+    header says what was written before the capture began.
     """
     ring = segments.ring
     total = np.bincount(ring, seg_words, rings).astype(np.int64)
@@ -178,6 +180,8 @@ def account(
         until = np.where(by_close, running[at], running[at] - seg_words[at])
         until -= running[start] - seg_words[start]
         written = np.where(by_close, words_after[at], words_before[at])
+        if joined:
+            written = (written - np.maximum(words_before[start], 0)) & ARG_MASK
         lost[has] = (written - until) & ARG_MASK
         lost[has[written < until]] = 0  # a damaged count
         after = gone[at] - gone[start] + segments.gap_lines[start]

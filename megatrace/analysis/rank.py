@@ -108,7 +108,7 @@ def load_rank(capture: Capture, rank: int, table: EventTable) -> Rank:
     """Scan the lines of one rank and fit its clocks; a ClockError becomes a problem."""
     facts = capture.rings.get(rank, RingFacts(rank))
     source = CaptureLines.of(capture, rank)
-    found = scan(source, capacity=facts.lines, rings=facts.rings or None)
+    found = scan(source, capacity=facts.lines, rings=facts.rings or None, joined=is_joined(capture))
     problems: list[str] = []
     if found.strange:
         problems.append(f"rank {rank}: {found.strange} lines of rings that it does not have")
@@ -132,6 +132,11 @@ def load_rank(capture: Capture, rank: int, table: EventTable) -> Rank:
         except ClockError as error:
             problems.append(f"{error}: no record of this rank can be placed in time")
     return Rank(rank, facts, table, lookup(table), source, found, clock, placed, tuple(problems))
+
+
+def is_joined(capture: Capture) -> bool:
+    """Whether it begins in the middle of a recording: a burst does."""
+    return any(row.fields.get("joined") is True for row in capture.facts("capture"))
 
 
 def samples_of(launches: Launches) -> ClockSamples:

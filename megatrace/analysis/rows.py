@@ -12,7 +12,7 @@ from megatrace.analysis.launches import whole_launches
 from megatrace.analysis.lines import F8, I8
 from megatrace.analysis.loss import LossRow
 from megatrace.analysis.prefetch import waited_edges
-from megatrace.analysis.rank import Rank
+from megatrace.analysis.rank import Rank, is_joined
 from megatrace.analysis.report import (
     ClockRow,
     EventRow,
@@ -192,7 +192,7 @@ def loss_row(rank: Rank, capture: Capture, malformed: Malformed, uncertain: int)
         malformed_by={k: v for k, v in asdict(malformed).items() if v},
         launches_cut=int((~launches.complete).sum()),
         launches_time_uncertain=uncertain,
-        launches_lost=launches.lost(),
+        launches_lost=launches.lost(joined=is_joined(capture)),
         tail_words_at_most=_total(loss.tail_words_max),
     )
 

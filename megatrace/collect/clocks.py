@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from megatrace.clock.host import fit_host
 from megatrace.errors import ClockError
 from megatrace.schema.host import HOST
+from megatrace.schema.layout import HOST_RECORD
 
 MAX_SAMPLES = 1024
 """A rank's samples that are kept; the oldest go first."""
@@ -35,6 +36,17 @@ class HostClocks:
             kept.append(np.array([row["begin_ns"], row["end_ns"], row["values"][0]], np.int64))
         del kept[:-MAX_SAMPLES]
         self._errors.pop(rank, None)
+
+    def latest(self, rank: int, many: int = 64) -> NDArray[Any]:
+        """HOST_RECORDs ``(n,)`` of the last samples of ``rank``, numbered anew."""
+        samples = self._samples.get(rank, [])[-many:]
+        records = np.zeros(len(samples), HOST_RECORD)
+        records["event"] = _CLOCK_SAMPLE
+        records["number"] = records["number_end"] = np.arange(len(samples)) + 1
+        for record, (begin, end, globaltimer) in zip(records, samples, strict=True):
+            record["begin_ns"], record["end_ns"] = begin, end
+            record["values"][0] = globaltimer
+        return records
 
     def errors_ns(self) -> dict[int, float]:
         """Rank -> error of host against GPU, in ns; ranks without enough samples are absent."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrace.collect.burst import Burst
 from megatrace.collect.clocks import HostClocks
 from megatrace.collect.sink import Sink
 from megatrace.collect.source import Source
@@ -43,6 +44,7 @@ class Pump:
         sources: every ring that was attached, ended ones included.
         refused: ring files that could not be, with the reason.
         clocks: how well each rank's GPU clock is tied to the host.
+        burst: what else takes the lines while it runs; None.
     """
 
     def __init__(self, session: Path, sink: Sink, steering: Steering | None = None) -> None:
@@ -53,6 +55,7 @@ class Pump:
         self.sources: list[Source] = []
         self.refused: dict[str, str] = {}
         self.clocks = HostClocks()
+        self.burst: Burst | None = None
         self._first_seen_s: dict[Path, float] = {}
         self._known: set[Path] = set()
 
@@ -149,12 +152,16 @@ class Pump:
         drained = source.drain_lines(MAX_LINES, final=final)
         if len(drained):
             self._sink.lines(source.rank, drained.ring, drained.lines)
+            if self.burst is not None:
+                self.burst.lines(source, drained.ring, drained.lines)
             if self._steering is not None:
                 self._steering.meter.add(len(drained), time.perf_counter() - begin)
                 self._steering.extend(source, time.monotonic())
         host = source.drain_host()
         if host.records.size:
             self._sink.host(source.rank, host.records)
+            if self.burst is not None:
+                self.burst.host(source, host.records)
             self.clocks.feed(source.rank, host.records)
         for fact in host.facts:
             self._sink.fact(source.rank, fact.name, source.process, fact.value)

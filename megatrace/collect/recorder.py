@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from megatrace.capture.layout import SUFFIX
 from megatrace.collect.environment import GpuQuery, gather
@@ -20,6 +21,7 @@ from megatrace.collect.status import Status, StatusLine
 from megatrace.collect.steering import Steering
 from megatrace.collect.summary import Summary, process_reports
 from megatrace.collect.talk import Talk
+from megatrace.collect.viewers import Viewers
 from megatrace.errors import RecordError, UsageError
 from megatrace.ring.session import Session
 
@@ -75,6 +77,7 @@ class Recording:
         self._signals = signals
         self._steering = Steering(options)
         self._pump = Pump(session.path, sink, self._steering)
+        self._viewers = Viewers(session.path, sink.path, self._pump, self._steering)
         self._publisher = Publisher(session.path)
         self._gpus = GpuQuery()
         self._status = StatusLine(talk)
@@ -119,22 +122,23 @@ class Recording:
 
     def _write_opening(self, program: Program) -> None:
         options = self._options
-        self._sink.meta(
-            "capture",
-            environment=gather(),
-            command=redacted(program.argv),
-            started_ns=time.time_ns(),
-            started_mono_ns=time.monotonic_ns(),
-            session=str(self._session.path),
-            recorder_pid=os.getpid(),
-            options={
+        opening: dict[str, Any] = {
+            "environment": gather(),
+            "command": redacted(program.argv),
+            "started_ns": time.time_ns(),
+            "started_mono_ns": time.monotonic_ns(),
+            "session": str(self._session.path),
+            "recorder_pid": os.getpid(),
+            "options": {
                 "every_n": options.every_n or "auto",
                 "level": options.level,
                 "steps": list(options.window),
                 "burst": options.burst,
                 "sms": sorted(options.sms) if options.sms is not None else "all",
             },
-        )
+        }
+        self._viewers.opening = opening
+        self._sink.meta("capture", **opening)
 
     def _follow(self, child: Child) -> None:
         """Drain while the child runs, at most DRAIN_S longer than a signal."""
@@ -161,6 +165,8 @@ class Recording:
         now = time.monotonic()
         if self._is_due("scan", now, _SCAN_EVERY_S):
             self._pump.scan()
+            for change in self._viewers.turn():
+                self._talk.say(f"a viewer asked for {change}")
             self._steering.steer(self._pump.sources, now)
             self._tell_news()
         lines_before = self._pump.lines_read
@@ -204,7 +210,11 @@ class Recording:
     def _publish(self) -> None:
         if self._pump.sources:
             self._publisher.publish(
-                self._pump.sources, self._sink.size_bytes, self._pump.clocks.errors_ns()
+                self._pump.sources,
+                self._sink.size_bytes,
+                self._pump.clocks.errors_ns(),
+                self._steering.every_n,
+                self._viewers.note(),
             )
 
     def _keep(self) -> None:
@@ -234,6 +244,7 @@ class Recording:
         self._steering.stop(self._pump.sources)
         now = time.monotonic()
         self._pump.finish(until_s=now if abandoned else max(now + _LAST_PASS_S, self._deadline_s))
+        self._viewers.finish()
         self._publish()
         complete = self._write_end(child, now, abandoned)
         if complete and child.poll() is None:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.collect.credit import Credit
+from megatrace.collect.observe import Observer
+from megatrace.collect.served import Served
 from megatrace.ring.drain import Drained, LineReader, LineStats
 from megatrace.ring.file import RingFile
 from megatrace.ring.host import Fact, FactAssembler
@@ -40,6 +42,8 @@ class Source:
         host_spans: host records handed on so far, facts and clock samples aside.
         facts: facts of the process by name, the latest of each.
         credit: how many timeline steps its agent may begin.
+        observer: what its lines say in passing; None where no lines come.
+        served: what its host's steps gave out.
         ended: its owner has gone and everything was taken.
     """
 
@@ -53,6 +57,8 @@ class Source:
         self.facts: dict[str, dict[str, Any]] = {}
         self.ended = False
         self.credit = Credit(int(ring.header["lines"]))
+        self.observer = Observer.of(ring, self.roles)
+        self.served = Served()
         self._lines = LineReader(ring)
         self._counters = CounterReader(ring)
         self._host = HostReader(ring)
@@ -72,6 +78,14 @@ class Source:
         return bool(self.ring.header["lines"]) or bool(self.ring.header["layers"])
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The role of each warp of a block; ``warp3`` where the ring does not say."""
+        warps = int(self.ring.header["warps"])
+        given = self.ring.meta.get("roles")
+        names = [str(name) for name in given[:warps]] if isinstance(given, list) else []
+        return tuple(names + [f"warp{warp}" for warp in range(len(names), warps)])
+
+    @property
     def process(self) -> str:
         """What wrote it: ``scheduler``, ``main``, or the file's name."""
         return str(self.ring.meta.get("process") or self.name)
@@ -80,6 +94,11 @@ class Source:
     def stats(self) -> LineStats:
         """Lines read, lost, torn and late so far, exact."""
         return self._lines.stats
+
+    @property
+    def lost_per_ring(self) -> NDArray[np.int64]:
+        """Lines lost of each warp's ring."""
+        return self._lines.lost_per_ring
 
     @property
     def host_read(self) -> int:
@@ -109,11 +128,14 @@ class Source:
         drained = self._lines.drain(max_lines, final=final)
         self.records += count_records(drained.lines)
         self.credit.feed(drained.ring, drained.lines)
+        if self.observer is not None and len(drained):
+            self.observer.feed(drained.ring, drained.lines)
         return drained
 
     def drain_host(self) -> Host:
         """New host records, and the facts they complete."""
         records = self._host.drain()
+        self.served.feed(records)
         self.host_spans += int(np.count_nonzero(~np.isin(records["event"], _NO_SPANS)))
         facts = self._assembler.feed(records) if records.size else []
         for fact in facts:
@@ -131,14 +153,14 @@ class Source:
     def loss(self) -> dict[str, object]:
         """The facts of a capture's ``loss`` row: exact, in lines, by ring of the file."""
         stats = self._lines.stats
-        lost = np.nonzero(self._lines.lost_per_ring)[0]
+        lost = np.nonzero(self.lost_per_ring)[0]
         return {
             "name": self.name,
             "read": stats.read,
             "lost": stats.lost,
             "torn": stats.torn,
             "late": stats.late,
-            "rings": {str(ring): int(self._lines.lost_per_ring[ring]) for ring in lost.tolist()},
+            "rings": {str(ring): int(self.lost_per_ring[ring]) for ring in lost.tolist()},
             "host_read": self._host.read,
             "host_lost": self._host.lost,
             "facts_broken": self._assembler.broken,

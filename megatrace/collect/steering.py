@@ -9,7 +9,7 @@ from megatrace.collect.options import RecordOptions
 from megatrace.collect.sampling import DrainMeter, EveryN, Load, budget_words_per_s
 from megatrace.collect.source import Source
 from megatrace.ring.control import Ack, Control, read_ack, write_control
-from megatrace.schema.layout import LEVEL_OFF
+from megatrace.schema.layout import LEVEL_OFF, LEVEL_TIMELINE
 
 DECIDE_EVERY_S = 0.5
 _BURST_PATIENCE_S = 10.0
@@ -48,7 +48,36 @@ class Steering:
         self._ranks: dict[int, _Rank] = {}
         self._pages: dict[str, _Page] = {}
         self._stopped = False
+        self._bursting = False
         self.meter = DrainMeter()
+
+    @property
+    def options(self) -> RecordOptions:
+        """What is asked for now."""
+        return self._options
+
+    def change(self, options: RecordOptions) -> None:
+        """Ask for something else from the next look on; N starts anew where it is another."""
+        if options.every_n != self._options.every_n:
+            for rank in self._ranks.values():
+                rank.every = EveryN(options.every_n)
+        self._options = options
+
+    def burst(self, source: Source, steps: int, now_s: float) -> Ack:
+        """A timeline on the next ``steps`` steps of ``source``; what its agent last said.
+
+        Until :meth:`end_burst` the level is a timeline's even where less is asked for.
+        """
+        self._bursting = True
+        ack = read_ack(source.ring)
+        control = self._control(self._ranks[source.rank], source, steps)
+        seq = write_control(source.ring, control)
+        self._pages[source.name] = _Page(replace(control, burst=0), seq, now_s + _BURST_PATIENCE_S)
+        return ack
+
+    def end_burst(self) -> None:
+        """The level is again what was asked for."""
+        self._bursting = False
 
     @property
     def every_n(self) -> dict[int, int]:
@@ -131,9 +160,11 @@ class Steering:
 
     def _control(self, rank: _Rank, source: Source, burst: int = 0) -> Control:
         options = self._options
+        raised = self._bursting and options.level < LEVEL_TIMELINE
+        every_n = 1 if rank.window_open else rank.every.value
         return Control(
-            level=options.level,
-            every_n=1 if rank.window_open else rank.every.value,
+            level=LEVEL_TIMELINE if raised else options.level,
+            every_n=0 if raised else every_n,
             burst=burst,
             window_begin=options.window[0],
             window_end=options.window[1],

@@ -82,6 +82,18 @@ inline void unlawful_case(const Numbers& args) {
       case 11:
         ptx::mbar_expect_tx(bar, 16);
         return ptx::mbar_arrive(bar);
+      case 13:
+        return ptx::store_relaxed(reinterpret_cast<uint4*>(source + 8), uint4{});
+      case 14:
+        return ptx::prefetch_l2(source, 24);
+      case 15: {
+        uint32_t r[4];
+        return ptx::ldmatrix_x4(r, shared + 8);
+      }
+      case 16: {
+        uint32_t r[4];
+        return ptx::ldmatrix_x4_trans(r, source);
+      }
       default:
         __syncwarp(1);
     }

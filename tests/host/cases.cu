@@ -7,9 +7,11 @@
 #include "megatrace/ptx.cuh"
 #include "megatrace/sync.cuh"
 #include "broken.cuh"
+#include "chains.cuh"
 #include "handoff.cuh"
 #include "lines.cuh"
 #include "lockstep.cuh"
+#include "matrices.cuh"
 
 using Case = void (*)(const Numbers&);
 
@@ -43,6 +45,16 @@ int main(int argc, char** argv) {
       {"read_lines", read_lines_case},
       {"half_line", half_line_case},
       {"parted_line", parted_line_case},
+      {"vectors", vectors_case},
+      {"torn", torn_case},
+      {"matrices", matrices_case},
+      {"unwritten_rows", unwritten_rows_case},
+      {"half_warp", half_warp_case},
+      {"mixed_matrices", mixed_matrices_case},
+      {"mma_speed", mma_speed_case},
+      {"chain", chain_case},
+      {"hasty", hasty_case},
+      {"stuck_chain", stuck_chain_case},
       {"missing_barrier", missing_barrier_case},
       {"overflow", overflow_case},
   };

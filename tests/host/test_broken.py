@@ -58,6 +58,10 @@ UNLAWFUL = [
     "trap",
     "more arrivals in a phase than mbar_init allows",
     "syncwarp with a mask that leaves out the lane itself",
+    "a load or store of 16 bytes is not aligned",
+    "prefetch_l2: address and bytes must be multiples of 16",
+    "ldmatrix: a row at shared+8 must be aligned to 16 bytes",
+    "ldmatrix: a row of 16 bytes is not inside the block's 256 bytes",
 ]
 
 

@@ -33,6 +33,7 @@ ROOMS_OF = {
     "perfetto": {"export"},
     "pyarrow": {"capture", "analysis", "export"},
     "rich": {"cli", "tui"},
+    "safetensors": {"muse"},
     "sglang": {"sglang"},
     "textual": {"tui"},
     "torch": {"muse"},
@@ -42,8 +43,18 @@ ROOMS_OF = {
 DISTRIBUTIONS = {"google": "protobuf"}
 """Import name -> name in pyproject.toml, where they differ."""
 
-OPTIONAL = {"sglang", "textual", "torch", "nvtx"}
+OPTIONAL = {"safetensors", "sglang", "textual", "torch", "nvtx"}
 """Never imported with a module of a room that works without it."""
+
+NEEDED = {
+    "sglang": {"sglang"},
+    "tui": {"textual"},
+    "muse": {"safetensors", "torch"},
+}
+"""What a room does not work without, though the package does."""
+
+WITHOUT_TORCH = {"events", "config", "params", "plan"}
+"""Modules of ``muse`` that a machine without torch can import."""
 
 
 def third_party(module: Module) -> set[str]:
@@ -85,9 +96,20 @@ def test_an_optional_package_is_imported_only_where_it_is_used() -> None:
         f"{module.name} imports {name} at once"
         for module in modules()
         for name, at_import in module.imports()
-        if at_import and name.partition(".")[0] in OPTIONAL - {module.room}
+        if at_import and name.partition(".")[0] in OPTIONAL - NEEDED.get(module.room, set())
     ]
     assert eager == []
+
+
+def test_the_sizes_of_the_megakernel_need_no_torch() -> None:
+    wanting = [
+        f"{module.name} imports {name}"
+        for module in modules()
+        if module.room == "muse" and module.path.stem in WITHOUT_TORCH
+        for name, at_import in module.imports()
+        if at_import and name.partition(".")[0] in NEEDED["muse"]
+    ]
+    assert wanting == []
 
 
 def test_every_room_has_its_arrows() -> None:
@@ -102,8 +124,9 @@ def test_everything_imported_is_declared() -> None:
         listed += extra
     declared = {requirement.split("[")[0].split(">")[0].split("=")[0] for requirement in listed}
     used = set().union(*(third_party(module) for module in modules()))
-    # Whoever runs torch or SGLang has chosen its build: it is theirs to install.
-    used -= {"torch"}
+    # Whoever runs torch or SGLang has chosen its build: it is theirs to install, and brings
+    # safetensors.
+    used -= {"safetensors", "torch"}
     assert {DISTRIBUTIONS.get(name, name) for name in used} <= declared
 
 

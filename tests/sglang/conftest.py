@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,30 +11,10 @@ import pytest
 
 from megatrace.ring.session import Session
 from tests.sglang.server import Environment
+from tests.sglang_env.place import ENVIRONMENT, sglang_python
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = ROOT / "tests" / "sglang_env"
 PLUGINS = "sglang.srt.plugins"
-PLACE = "MEGATRACE_SGLANG_VENV"
-"""Where the environment is kept between runs; by default in the user's cache."""
-
-_OFFLINE = ("Temporary failure in name resolution", "NewConnectionError", "Max retries exceeded")
-
-
-def _venv() -> Path:
-    """The environment's Python, made first where it is missing; skips without a network."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    place = os.environ.get(PLACE) or f"{cache}/megatrace/sglang-venv"
-    made = subprocess.run(
-        [sys.executable, ENVIRONMENT / "make_venv.py", place],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode and any(word in made.stderr for word in _OFFLINE):
-        pytest.skip(f"no SGLang in {place}, and no network to install it")
-    assert made.returncode == 0, made.stderr[-4000:]
-    return Path(made.stdout.strip())
 
 
 def _declare(folder: Path, name: str, entry_points: dict[str, str]) -> None:
@@ -51,7 +29,7 @@ def _declare(folder: Path, name: str, entry_points: dict[str, str]) -> None:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """SGLang's Python, the checkout's own entry point, and tiny random checkpoints."""
-    python, folder = _venv(), tmp_path_factory.mktemp("sglang")
+    python, folder = sglang_python(), tmp_path_factory.mktemp("sglang")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     megatrace = {k: v for k, v in project["entry-points"][PLUGINS].items() if k == "megatrace"}
     _declare(folder, "megatrace", megatrace)

@@ -49,18 +49,15 @@ class Chain {
  public:
   template <class... P, class... A>
   void add(void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args) {
-    launches_.push_back(
-        [=] { host::launch(grid, dim3(threads), shared_bytes, [=] { kernel(args...); }); });
+    launches_.push_back({grid, dim3(threads), shared_bytes, [=] { kernel(args...); }});
   }
   void finish() {}
-  void replay() {
-    for (const auto& launch : launches_) launch();
-  }
+  void replay() { host::launch_chain(launches_); }
   void synchronize() {}
   void* stream() const { return nullptr; }
 
  private:
-  std::vector<std::function<void()>> launches_;
+  std::vector<host::Grid> launches_;
 };
 
 #else

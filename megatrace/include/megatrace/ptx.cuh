@@ -1,5 +1,6 @@
-// The only file with inline asm. On the device each function is one PTX instruction; in
-// the host build (MEGATRACE_HOST_BUILD) kernels/host supplies the same names in C++.
+// The only file with inline asm, but for ptx_math.cuh, its second half: numbers and matrices.
+// On the device each function is one PTX instruction; in the host build
+// (MEGATRACE_HOST_BUILD) kernels/host supplies the same names in C++.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +78,14 @@ MEGATRACE_DEVICE uint32_t shuffle(uint32_t value, uint32_t lane) {
 }
 
 MEGATRACE_DEVICE uint32_t shuffle_xor(uint32_t value, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+
+MEGATRACE_DEVICE float shuffle(float value, uint32_t lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+
+MEGATRACE_DEVICE float shuffle_xor(float value, uint32_t mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
@@ -169,6 +178,22 @@ MEGATRACE_DEVICE void store_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// Four words, each of them whole: another thread's four may be seen in part.
+MEGATRACE_DEVICE uint4 load_relaxed(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+MEGATRACE_DEVICE void store_relaxed(uint4* p, uint4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 MEGATRACE_DEVICE uint32_t load_acquire(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -189,6 +214,11 @@ MEGATRACE_DEVICE uint2 load_pair(const uint32_t* p) {
                : "l"(p)
                : "memory");
   return v;
+}
+
+// Asks for memory that will be read soon; `p` and `bytes` are multiples of 16.
+MEGATRACE_DEVICE void prefetch_l2(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
 }
 
 // What a warp keeps from launch to launch. It asks the L2 cache to hold on to it: a stream
@@ -241,3 +271,5 @@ MEGATRACE_DEVICE void misuse(const char* /*what*/) { trap(); }
 
 }  // namespace megatrace::ptx
 #endif
+
+#include "megatrace/ptx_math.cuh"

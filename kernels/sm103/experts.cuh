@@ -1,0 +1,305 @@
+// The experts: gate and up rows with SwiGLU, then down rows, of every local expert that some row
+// was routed to.
+//
+// A unit is a row tile of 16 of one group of tokens, over all columns, by one tensor warp: no
+// sums over warps. Blocks take contiguous shares of the units, so a block sees one or two experts,
+// and go through them in passes whose tokens fit shared memory.
+#pragma once
+
+#include "routing.cuh"
+#include "ring.cuh"
+#include "weights.cuh"
+
+namespace muse {
+
+struct ExpertMatrix {
+  const char* weights;  // [local experts][tiles][stages]
+  uint32_t tiles, columns;
+};
+
+MEGATRACE_DEVICE ExpertMatrix up_matrix(const Params& p) {
+  return {p.weights.experts_up, p.shape.expert_inner / 8, p.shape.expert_width};
+}
+MEGATRACE_DEVICE ExpertMatrix down_matrix(const Params& p) {
+  return {p.weights.experts_down, p.shape.expert_width / 16, p.shape.expert_inner};
+}
+
+template <class Experts>
+MEGATRACE_DEVICE uint32_t tile_bytes(const ExpertMatrix& m) {
+  return m.columns / 64 * Experts::kBlockBytes;
+}
+
+// Units [unit, end) of whole or part groups, whose tokens together fit.
+struct Pass {
+  uint32_t unit, end, tokens;
+};
+
+// The passes of this block, one after the other.
+class Passes {
+ public:
+  MEGATRACE_DEVICE Passes(const Routing& routing, uint32_t tiles)
+      : routing_(routing),
+        tiles_(tiles),
+        unit_(share_begin(routing.groups * tiles, blockIdx.x)),
+        end_(share_begin(routing.groups * tiles, blockIdx.x + 1)) {}
+
+  MEGATRACE_DEVICE bool next(Pass& pass) {
+    if (unit_ == end_) return false;
+    uint32_t group = unit_ / tiles_;
+    pass = {unit_, 0, 0};
+    do {
+      pass.tokens += routing_.group[group].tokens;
+      pass.end = ++group * tiles_;
+    } while (pass.end < end_ && pass.tokens + routing_.group[group].tokens <= kTokens);
+    pass.end = min(pass.end, end_);
+    unit_ = pass.end;
+    return true;
+  }
+
+ private:
+  const Routing& routing_;
+  const uint32_t tiles_;
+  uint32_t unit_;
+  const uint32_t end_;
+};
+
+// The block that computes a row of an expert's matrix for a (row, slot) pair.
+MEGATRACE_DEVICE uint32_t expert_producer(const Routing& routing, uint32_t tiles, uint32_t pair,
+                                          uint32_t tile) {
+  for (uint32_t group = 0; group < routing.groups; ++group)
+    for (uint32_t i = 0; i < routing.group[group].tokens; ++i)
+      if (routing.group[group].pairs[i] == pair)
+        return share_owner(routing.groups * tiles, group * tiles + tile);
+  return kEmpty;
+}
+
+// -- loader ----------------------------------------------------------------------------
+
+template <class Experts, class T>
+MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, const Routing& routing,
+                                   const ExpertMatrix& m, Phase phase) {
+  const uint32_t bytes = tile_bytes<Experts>(m);
+  const uint32_t stage_bytes = Experts::kStageColumns / 64 * Experts::kBlockBytes;
+  loader.begin(t, phase);
+  Passes passes(routing, m.tiles);
+  Pass pass;
+  while (passes.next(pass)) {
+    for (uint32_t unit = pass.unit; unit < pass.end; unit += kTensorWarps) {
+      const uint32_t warps = min(kTensorWarps, pass.end - unit);
+      for (uint32_t offset = 0; offset < bytes; offset += stage_bytes)
+        for (uint32_t w = 0; w < warps; ++w) {
+          const uint32_t group = (unit + w) / m.tiles, tile = (unit + w) - group * m.tiles;
+          const size_t row = size_t{routing.group[group].expert} * m.tiles + tile;
+          loader.load(t, w, m.weights + row * bytes + offset, min(stage_bytes, bytes - offset));
+        }
+    }
+  }
+}
+
+// -- inputs ----------------------------------------------------------------------------
+
+// Bytes from one token of the pass to the next: 16 more than it has, so that the eight tokens
+// of a fragment lie in different banks.
+MEGATRACE_DEVICE uint32_t token_stride(uint32_t columns) { return columns * 2 + 16; }
+
+// The pair whose input is token `token` of the pass.
+MEGATRACE_DEVICE uint32_t pair_of(const Routing& routing, uint32_t tiles, const Pass& pass,
+                                  uint32_t token) {
+  uint32_t group = pass.unit / tiles;
+  while (token >= routing.group[group].tokens) token -= routing.group[group++].tokens;
+  return routing.group[group].pairs[token];
+}
+
+// All workers bring the tokens of a pass into shared memory. `source(pair)` is a row of bf16
+// pairs that others hand over, `producer(pair, column)` who owes it.
+template <class Experts, class T, class Wait, class Source, class Producer>
+MEGATRACE_DEVICE void stage_tokens(T& t, Shared& s, const Routing& routing, const ExpertMatrix& m,
+                                   const Pass& pass, Wait wait, Source&& source,
+                                   Producer&& producer) {
+  constexpr uint32_t kBatch = 4;  // loads in flight
+  const uint32_t vectors = m.columns / 8, total = pass.tokens * vectors;
+  for (uint32_t base = warp_id() * 32; base < total; base += kWorkers * kBatch) {
+    uint4 words[kBatch];
+    uint32_t slot = 0, missing = 0;
+    t.poll(wait, slot, [&] {
+      return try_load(
+          slot,
+          [&] {
+            bool here = true;
+#pragma unroll
+            for (uint32_t k = 0; k < kBatch; ++k) {
+              const uint32_t i = base + k * kWorkers + ptx::lane_id();
+              words[k] = make_uint4(0, 0, 0, 0);
+              if (i >= total) continue;
+              const uint32_t token = i / vectors;
+              const uint32_t* row = source(pair_of(routing, m.tiles, pass, token));
+              words[k] =
+                  ptx::load_relaxed(reinterpret_cast<const uint4*>(row) + (i - token * vectors));
+              if (!filled(words[k])) here = false, missing = i;
+            }
+            return here;
+          },
+          [&] {
+            const uint32_t token = missing / vectors;
+            return producer(pair_of(routing, m.tiles, pass, token),
+                            (missing - token * vectors) * 8);
+          });
+    });
+#pragma unroll
+    for (uint32_t k = 0; k < kBatch; ++k) {
+      const uint32_t i = base + k * kWorkers + ptx::lane_id();
+      if (i >= total) continue;
+      const uint32_t token = i / vectors;
+      const uint4 v = words[k];
+      *reinterpret_cast<uint4*>(s.work + token * token_stride(m.columns) +
+                                (i - token * vectors) * 16) =
+          make_uint4(Experts::operand(v.x), Experts::operand(v.y), Experts::operand(v.z),
+                     Experts::operand(v.w));
+    }
+  }
+}
+
+// -- tensor warps ----------------------------------------------------------------------
+
+// One unit: 16 rows for the tokens of one group, which begin at token `first` of the pass.
+template <class Experts, class T>
+MEGATRACE_DEVICE void multiply_unit(T& t, Shared& s, Stages& stages, const ExpertMatrix& m,
+                                    uint32_t first, float (&sum)[4]) {
+  const uint32_t lane = ptx::lane_id();
+  // Columns of tokens that the group does not have are somebody else's words, and nobody's sums.
+  const uint32_t token = min(first + (lane >> 2), kTokens - 1);
+  const char* x = s.work + token * token_stride(m.columns) + (lane & 3) * 32;
+  float odd[4] = {};
+  for (uint32_t column = 0; column < m.columns; column += Experts::kStageColumns) {
+    const uint32_t blocks = min(Experts::kStageColumns, m.columns - column) / 64;
+    const char* stage = stages.next(t);
+#pragma unroll 2
+    for (uint32_t block = 0; block < blocks; ++block) {
+      const uint4 x0 = *reinterpret_cast<const uint4*>(x);
+      const uint4 x1 = *reinterpret_cast<const uint4*>(x + 16);
+      Experts::multiply(sum, odd, stage, blocks, block, x0, x1);
+      x += 128;
+    }
+    stages.release();
+  }
+  for (int i = 0; i < 4; ++i) sum[i] += odd[i];
+}
+
+// Lane (g, j) has rows g of the tokens 2 j and 2 j + 1; neighbours in g swap, so that each ends
+// up with a pair of rows of one token: of token 2 j + (g & 1), rows g & ~1 and the next.
+MEGATRACE_DEVICE uint32_t pair_of_rows(float even_token, float odd_token) {
+  const bool odd = ptx::lane_id() >> 2 & 1;
+  const float other = ptx::shuffle_xor(odd ? even_token : odd_token, 4);
+  return odd ? ptx::pack_bf16(other, odd_token) : ptx::pack_bf16(even_token, other);
+}
+
+MEGATRACE_DEVICE float swiglu(float gate, float up) {
+  const float g = ptx::round_bf16(gate);
+  return ptx::round_bf16(g / (1.f + expf(-g))) * ptx::round_bf16(up);
+}
+
+// Where lane (g, j)'s pair of rows goes: the pair whose token it is, or kEmpty.
+MEGATRACE_DEVICE uint32_t lane_pair(const Group& group) {
+  const uint32_t token = (ptx::lane_id() & 3) * 2 + (ptx::lane_id() >> 2 & 1);
+  return token < group.tokens ? group.pairs[token] : kEmpty;
+}
+
+template <class Experts>
+MEGATRACE_DEVICE void store_up(const Params& p, const Group& group, uint32_t tile,
+                               const float (&sum)[4]) {
+  float gate = 1.f, up = 1.f;
+  if constexpr (Experts::kScaled) {
+    gate = p.weights.up_scale[2 * group.expert] * Experts::kUnit;
+    up = p.weights.up_scale[2 * group.expert + 1] * Experts::kUnit;
+  }
+  const uint32_t word = pair_of_rows(swiglu(sum[0] * gate, sum[2] * up),
+                                     swiglu(sum[1] * gate, sum[3] * up));
+  const uint32_t pair = lane_pair(group), row = tile * 8 + (ptx::lane_id() >> 2 & ~1u);
+  if (pair != kEmpty)
+    put(p.handoff.act + (size_t{pair} * p.shape.expert_inner + row) / 2, pair_word(word));
+}
+
+template <class Experts>
+MEGATRACE_DEVICE void store_down(const Params& p, const Group& group, uint32_t tile,
+                                 const float (&sum)[4]) {
+  float scale = 1.f;
+  if constexpr (Experts::kScaled) scale = p.weights.down_scale[group.expert] * Experts::kUnit;
+  const uint32_t low = pair_of_rows(sum[0] * scale, sum[1] * scale);
+  const uint32_t high = pair_of_rows(sum[2] * scale, sum[3] * scale);
+  const uint32_t pair = lane_pair(group), row = tile * 16 + (ptx::lane_id() >> 2 & ~1u);
+  if (pair == kEmpty) return;
+  uint32_t* out = p.handoff.down + (size_t{pair} * p.shape.expert_width + row) / 2;
+  put(out, pair_word(low));
+  put(out + 4, pair_word(high));
+}
+
+// The units of one pass that are this warp's.
+template <class Experts, class T, class Store>
+MEGATRACE_DEVICE void multiply_pass(T& t, Shared& s, Stages& stages, const Routing& routing,
+                                    const ExpertMatrix& m, const Pass& pass, Store&& store) {
+  uint32_t group = pass.unit / m.tiles, first = 0;
+  for (uint32_t unit = pass.unit + warp_id(); unit < pass.end; unit += kTensorWarps) {
+    for (; unit >= (group + 1) * m.tiles; ++group) first += routing.group[group].tokens;
+    float sum[4] = {};
+    multiply_unit<Experts>(t, s, stages, m, first, sum);
+    store(routing.group[group], unit - group * m.tiles, sum);
+  }
+}
+
+// -- phases ----------------------------------------------------------------------------
+
+template <class Experts, class T>
+MEGATRACE_DEVICE void experts_up(T& t, const Params& p, Shared& s, Stages& stages) {
+  const Routing& r = routing(t, s);
+  const ExpertMatrix m = up_matrix(p);
+  auto span = t.span(ev::experts_up{});
+  stages.begin(kExpertsUp);
+  Passes passes(r, m.tiles);
+  Pass pass;
+  while (passes.next(pass)) {
+    const Group& group = r.group[pass.unit / m.tiles];
+    if (warp_id() == 0) t.instant(ev::expert{}, group.expert, group.tokens);
+    stage_tokens<Experts>(
+        t, s, r, m, pass, ev::routes_wait{},
+        [&](uint32_t pair) {
+          return p.handoff.y + size_t{pair / p.shape.top_k} * p.shape.expert_width / 2;
+        },
+        [&](uint32_t pair, uint32_t) { return row_owner(p, pair / p.shape.top_k); });
+    workers_sync();
+    if (warp_id() < kTensorWarps)
+      multiply_pass<Experts>(t, s, stages, r, m, pass,
+                             [&](const Group& group, uint32_t tile, const float(&sum)[4]) {
+                               store_up<Experts>(p, group, tile, sum);
+                             });
+    workers_sync();
+  }
+  if (warp_id() < kTensorWarps) t.publish(ev::act{}, blockIdx.x);
+}
+
+template <class Experts, class T>
+MEGATRACE_DEVICE void experts_down(T& t, const Params& p, Shared& s, Stages& stages) {
+  const Routing& r = routing(t, s);
+  const ExpertMatrix m = down_matrix(p);
+  auto span = t.span(ev::experts_down{});
+  stages.begin(kExpertsDown);
+  Passes passes(r, m.tiles);
+  Pass pass;
+  while (passes.next(pass)) {
+    stage_tokens<Experts>(
+        t, s, r, m, pass, ev::act_wait{},
+        [&](uint32_t pair) { return p.handoff.act + size_t{pair} * p.shape.expert_inner / 2; },
+        [&](uint32_t pair, uint32_t column) {
+          return expert_producer(r, up_matrix(p).tiles, pair, column / 8);
+        });
+    workers_sync();
+    if (warp_id() < kTensorWarps)
+      multiply_pass<Experts>(t, s, stages, r, m, pass,
+                             [&](const Group& group, uint32_t tile, const float(&sum)[4]) {
+                               store_down<Experts>(p, group, tile, sum);
+                             });
+    workers_sync();
+  }
+  if (warp_id() < kTensorWarps) t.publish(ev::down{}, blockIdx.x);
+}
+
+}  // namespace muse

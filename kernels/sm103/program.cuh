@@ -1,0 +1,70 @@
+// The host's half: a program is a chain of launches of the layer kernel. Python calls it through
+// the C functions at the end (megatrace/muse/program.py).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+namespace muse {
+
+using megatrace::Chain;
+using megatrace::TraceParams;
+
+// What a launch is called in a trace: the fused layer, or one phase of the twin.
+inline uint32_t kernel_id(const Params& p) {
+  if ((p.phases & (p.phases - 1)) != 0) return 0;
+  uint32_t phase = 0;
+  while (!(p.phases >> phase & 1)) ++phase;
+  return phase + 1;
+}
+
+class Program {
+ public:
+  Program(const Params* launches, uint32_t count, uint32_t blocks, const TraceParams& trace) {
+    if (blocks == 0) blocks = megatrace::sm_count();
+    for (uint32_t i = 0; i < count; ++i) add(launches[i], blocks, trace);
+    chain_.finish();
+  }
+
+  Chain& chain() { return chain_; }
+
+ private:
+  void add(const Params& p, uint32_t blocks, const TraceParams& trace) {
+    const auto kernel = p.shape.rows > 8 ? layer<Tracing, 2, ExpertWeights>
+                                         : layer<Tracing, 1, ExpertWeights>;
+    chain_.add(kernel, dim3(blocks), kThreads, sizeof(Shared), p, traced<Tracing>(p, trace));
+  }
+
+  template <class T>
+  static typename T::Params traced(const Params& p, const TraceParams& trace) {
+    if constexpr (T::level == megatrace::Level::off)
+      return {};
+    else
+      return megatrace::for_launch(trace, kernel_id(p), p.layer);
+  }
+
+  Chain chain_;
+};
+
+}  // namespace muse
+
+extern "C" {
+uint64_t megatrace_table_hash() { return muse::ev::kTableHash; }
+uint32_t muse_params_bytes() { return sizeof(muse::Params); }
+uint32_t muse_shared_bytes() { return sizeof(muse::Shared); }
+int muse_blocks(uint32_t* out) {
+  return megatrace::guarded([&] { *out = megatrace::sm_count(); });
+}
+int muse_create(const muse::Params* launches, uint32_t count, uint32_t blocks,
+                const megatrace::TraceParams* trace, muse::Program** out) {
+  return megatrace::guarded([&] { *out = new muse::Program(launches, count, blocks, *trace); });
+}
+int muse_replay(muse::Program* program) {
+  return megatrace::guarded([&] { program->chain().replay(); });
+}
+int muse_synchronize(muse::Program* program) {
+  return megatrace::guarded([&] { program->chain().synchronize(); });
+}
+void* muse_stream(muse::Program* program) { return program->chain().stream(); }
+void muse_destroy(muse::Program* program) { delete program; }
+}

@@ -1,0 +1,73 @@
+// The block: its warps, their roles, its shared memory.
+#pragma once
+
+#include "megatrace/ptx.cuh"
+#include "params.cuh"
+
+namespace muse {
+
+namespace ptx = megatrace::ptx;
+
+// Warps 0..7 drive the tensor cores, 8..10 do what is not matrices, 11 loads weights.
+constexpr uint32_t kTensorWarps = 8, kMathWarps = 3, kWarps = 12;
+constexpr uint32_t kWorkers = (kTensorWarps + kMathWarps) * 32;  // all but the loader
+constexpr uint32_t kThreads = kWarps * 32;
+constexpr uint32_t kLoader = kWarps - 1;
+
+// Each tensor warp has its own ring of stages.
+constexpr uint32_t kStages = 2;
+constexpr uint32_t kStageBytes = 9216;  // 16 rows x 1024 columns of NVFP4 with their scales
+
+// Named barriers (0 is __syncthreads).
+enum Barrier : uint32_t { kWorkersBarrier = 1, kTensorBarrier = 2 };
+
+constexpr uint32_t kTokens = 8;  // columns of one tensor-core tile: tokens an expert pass takes
+constexpr uint32_t kMaxPairs = 256;  // (row, slot) pairs of a step
+constexpr uint32_t kWorkBytes = 66 * 1024;
+
+// Tokens of one expert, at most kTokens: an expert with more has several groups.
+struct Group {
+  uint16_t expert;  // local
+  uint16_t tokens;
+  uint8_t pairs[kTokens];  // row * top_k + slot
+};
+
+struct Routing {
+  uint32_t groups;
+  uint32_t experts;  // distinct local ones
+  Group group[kMaxPairs];
+};
+
+struct Shared {
+  alignas(128) char ring[kTensorWarps][kStages][kStageBytes];
+  // Whatever the phase at hand needs: activations, sums over warps, keys and values.
+  alignas(128) char work[kWorkBytes];
+  uint64_t full[kTensorWarps][kStages], empty[kTensorWarps][kStages];
+  uint64_t routed;  // `routing` is there, one arrival a launch
+  float reduce[2][16];
+  alignas(16) uint32_t ids[kMaxPairs];  // of the step's pairs, while the table is made
+  Routing routing;
+};
+
+MEGATRACE_DEVICE uint32_t warp_id() { return threadIdx.x >> 5; }
+MEGATRACE_DEVICE void workers_sync() { ptx::barrier_sync(kWorkersBarrier, kWorkers); }
+MEGATRACE_DEVICE void tensor_sync() { ptx::barrier_sync(kTensorBarrier, kTensorWarps * 32); }
+
+// Which block does the row-wise phases of a row: always the same one, so that the residual
+// stream never leaves it.
+MEGATRACE_DEVICE uint32_t row_owner(const Params& p, uint32_t row) {
+  return row * gridDim.x / p.shape.rows;
+}
+
+// Work is numbered 0..total; a block takes a contiguous share.
+MEGATRACE_DEVICE uint32_t share_begin(uint32_t total, uint32_t block) {
+  return static_cast<uint32_t>(uint64_t{total} * block / gridDim.x);
+}
+MEGATRACE_DEVICE uint32_t slices(uint32_t columns) { return (columns + kSlice - 1) / kSlice; }
+
+// The block whose share holds this unit.
+MEGATRACE_DEVICE uint32_t share_owner(uint32_t total, uint32_t unit) {
+  return static_cast<uint32_t>((uint64_t{unit} * gridDim.x + gridDim.x - 1) / total);
+}
+
+}  // namespace muse

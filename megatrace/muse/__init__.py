@@ -1,0 +1,1 @@
+"""The decode megakernel for Muse Spark: its Python half."""

@@ -1,0 +1,249 @@
+"""One rank's memory, and the launches of a step over it.
+
+An :class:`Engine` owns what lies between the weights and SGLang's pools: residual stream,
+queries, hand-off words in rotation, exchange buffers. ``step`` lists the launches of one decode
+or verify step, fused (a launch a layer) or as the twin (a launch a phase).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from megatrace.errors import UsageError
+from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
+from megatrace.muse.params import (
+    Exchange,
+    KvCache,
+    Params,
+    Phase,
+    Shape,
+    address_of,
+    cut_handoff,
+    exchange_words,
+    handoff_offsets,
+    layer_weights,
+    make_shape,
+)
+
+Form = Literal["fused", "twin"]
+LAYER_PHASES: tuple[Phase, ...] = tuple(phase for phase in Phase if phase is not Phase.EMBED)
+"""What a launch of a layer runs, the projections of the next layer included."""
+LAST_PHASES: tuple[Phase, ...] = tuple(
+    phase for phase in LAYER_PHASES if phase not in (Phase.QKV, Phase.QKV_FINISH)
+)
+EMBED_PHASES: tuple[Phase, ...] = (Phase.EMBED, Phase.QKV, Phase.QKV_FINISH)
+_EXCHANGES = ("attn_reduce", "expert_reduce", "pre_gather", "post_gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Keys and values of one layer.
+
+    ``keys`` and ``values``: bf16 [slots, kv heads, 64]; ``slots``: int32 [positions], the slot of
+    each position; ``rope``: fp32 [positions, 64], cos(32) | sin(32), None without positions;
+    ``window``: keys a query sees, 0: all.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: torch.Tensor
+    rope: torch.Tensor | None
+    window: int
+
+    def struct(self) -> KvCache:
+        """The kernel's view of it."""
+        return KvCache(
+            keys=address_of(self.keys),
+            values=address_of(self.values),
+            slots=address_of(self.slots),
+            rope=address_of(self.rope),
+            window=self.window,
+        )
+
+
+def rope_table(theta: float, positions: int, device: str) -> torch.Tensor:
+    """cos(32) | sin(32) of every position, fp32 [positions, 64]; muse-spark's rotary base."""
+    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] / theta**exponents
+    return torch.cat([angles.cos(), angles.sin()], dim=1).to(device)
+
+
+def new_cache(model: MuseConfig, rank: RankShape, layer: int, positions: int, device: str) -> Cache:
+    """An empty cache of ``positions``, whose slots are the positions plus one.
+
+    Slot 0 is the padding slot and stays free.
+    """
+    kind = model.layers[layer]
+    shape = (positions + 1, rank.kv_heads, HEAD_DIM)
+    return Cache(
+        torch.zeros(shape, dtype=torch.bfloat16, device=device),
+        torch.zeros(shape, dtype=torch.bfloat16, device=device),
+        torch.arange(1, positions + 1, dtype=torch.int32, device=device),
+        rope_table(kind.rope_theta, positions, device) if kind.rope_theta > 0 else None,
+        kind.window,
+    )
+
+
+def max_splits(model: MuseConfig, rank: RankShape, blocks: int) -> int:
+    """Chunks of keys that the attention may be cut into, for a grid of ``blocks``."""
+    return -(-2 * blocks // rank.kv_heads)
+
+
+@dataclass
+class Engine:
+    """Memory of one rank for steps of up to ``max_rows`` rows on a grid of ``blocks``.
+
+    ``layers`` are ``PackedLayer``s, ``caches`` one a layer. With more ranks than one, peers are
+    emulated (loopback): their rows stand in ``peers`` and never change.
+    """
+
+    model: MuseConfig
+    rank: RankShape
+    layers: Sequence[Any]
+    caches: Sequence[Cache]
+    blocks: int
+    max_rows: int
+    device: str
+    embedding: torch.Tensor | None = None
+    l2_bytes: int = 0
+    stream: torch.Tensor = field(init=False)
+    q: torch.Tensor = field(init=False)
+    gate: torch.Tensor = field(init=False)
+    context: torch.Tensor = field(init=False)
+    tokens: torch.Tensor = field(init=False)
+    taps: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
+    """bf16 [max_rows, hidden] after the layers that ``tap`` named."""
+    peers: dict[str, torch.Tensor] = field(init=False)
+    """What the other ranks send: bf16 [ranks, max_rows, columns] of each exchange."""
+
+    def __post_init__(self) -> None:
+        """Allocate; raises UsageError where the model or the grid is not covered."""
+        self.model.check_rows(self.max_rows)
+        if len(self.layers) != len(self.caches) or not self.layers:
+            raise UsageError(f"{len(self.layers)} layers with {len(self.caches)} caches")
+        rows, device = self.max_rows, self.device
+        columns = self.rank.heads * HEAD_DIM
+        bf16: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+        self.stream = torch.zeros(rows, self.model.hidden, device=device)
+        self.q = torch.zeros(rows, columns, **bf16)
+        self.gate = torch.zeros(rows, columns, **bf16)
+        self.context = torch.zeros(1, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(rows, dtype=torch.int32, device=device)
+        shape = self.shape(rows)
+        _, words = handoff_offsets(shape)
+        own = sum(-(-count // 4) * 4 for count in exchange_words(shape).values())
+        self._arenas = torch.full((3, words + own), -1, dtype=torch.int32, device=device)
+        self.peers = {
+            name: torch.zeros(self.rank.ranks, rows, count * 2 // rows, **bf16)
+            for name, count in exchange_words(shape).items()
+        }
+        self._dump = {name: torch.zeros_like(t) for name, t in self.peers.items()}
+
+    def shape(self, rows: int) -> Shape:
+        """The sizes of a step of ``rows`` rows."""
+        return make_shape(self.model, self.rank, rows, self.splits)
+
+    @property
+    def splits(self) -> int:
+        """Chunks of keys the hand-off has room for."""
+        return max_splits(self.model, self.rank, self.blocks)
+
+    def empty(self) -> None:
+        """Empty all hand-off words: before the first replay, and after a program that was cut."""
+        self._arenas.fill_(-1)
+
+    def handoff_words(self, index: int) -> torch.Tensor:
+        """The words of one of the three arenas, int32."""
+        return self._arenas[index]
+
+    def tap(self, layer: int) -> torch.Tensor:
+        """Let steps built from now on write bf16(stream) after ``layer``; returns where."""
+        if layer not in self.taps:
+            self.taps[layer] = torch.zeros(
+                self.max_rows, self.model.hidden, dtype=torch.bfloat16, device=self.device
+            )
+        return self.taps[layer]
+
+    def step(self, rows: int, form: Form = "fused", *, embed: bool = False) -> list[Params]:
+        """The launches of one step of ``rows`` rows over all layers.
+
+        Without ``embed`` the step begins at the attention of layer 0: the caller has filled
+        ``stream``, ``q``, ``gate`` and layer 0's new keys and values. A step of one launch
+        cannot rotate its hand-offs: call :meth:`empty` before each replay of it.
+        """
+        groups: list[tuple[int, tuple[Phase, ...]]] = [(-1, EMBED_PHASES)] if embed else []
+        last = len(self.layers) - 1
+        groups += [(i, LAST_PHASES if i == last else LAYER_PHASES) for i in range(last + 1)]
+        arenas = _rotation(len(groups))
+        launches: list[Params] = []
+        for i, (layer, phases) in enumerate(groups):
+            following = arenas[(i + 1) % len(groups)] if len(groups) > 1 else None
+            base = self._launch(rows, layer, arenas[i], following)
+            launches += _in_form(base, phases, form)
+        return launches
+
+    def phase(self, rows: int, layer: int, phase: Phase) -> Params:
+        """One phase of one layer alone, over arena 0, which it does not empty."""
+        return _in_form(self._launch(rows, layer, 0, None), (phase,), "fused")[0]
+
+    def _launch(self, rows: int, layer: int, arena: int, following: int | None) -> Params:
+        shape = self.shape(rows)
+        words = self._arenas[arena]
+        handoff, _ = cut_handoff(shape, words)
+        p = Params(shape=shape, handoff=handoff, layer=max(layer, 0))
+        here = self.layers[layer] if layer >= 0 else None
+        after = self.layers[layer + 1] if layer + 1 < len(self.layers) else None
+        p.weights = layer_weights(here if here is not None else after, after)
+        if layer >= 0:
+            p.kv = self.caches[layer].struct()
+        if after is not None:
+            p.next_kv = self.caches[layer + 1].struct()
+        if following is not None:
+            p.next_handoff = address_of(self._arenas[following])
+            p.next_handoff_vectors = words.numel() // 4
+        self._exchanges(p, words)
+        p.stream, p.q, p.gate = (address_of(t) for t in (self.stream, self.q, self.gate))
+        p.context, p.tokens = address_of(self.context), address_of(self.tokens)
+        p.embedding = address_of(self.embedding)
+        if layer in self.taps:
+            p.tap, p.tap_stride = address_of(self.taps[layer]), self.model.hidden
+        p.l2_bytes = self.l2_bytes
+        return p
+
+    def _exchanges(self, p: Params, words: torch.Tensor) -> None:
+        """Loopback: this rank's rows go through the arena, the peers' stand in ``peers``."""
+        _, at = handoff_offsets(self.shape(self.max_rows))
+        counts = exchange_words(self.shape(self.max_rows))
+        for name in _EXCHANGES:
+            exchange = Exchange()
+            for rank in range(self.rank.ranks):
+                own = rank == self.rank.rank
+                exchange.into[rank] = address_of(words[at:] if own else self.peers[name][rank])
+                exchange.out[rank] = address_of(words[at:] if own else self._dump[name][rank])
+            setattr(p, name, exchange)
+            at += -(-counts[name] // 4) * 4
+
+
+def _in_form(base: Params, phases: Sequence[Phase], form: Form) -> list[Params]:
+    """One launch of all ``phases``, or one a phase, of which the first empties."""
+    parts = [tuple(phases)] if form == "fused" else [(phase,) for phase in phases]
+    launches = []
+    for i, part in enumerate(parts):
+        p = Params.from_buffer_copy(base)
+        p.phases = sum(1 << phase for phase in part)
+        if i > 0:
+            p.next_handoff_vectors = 0
+        launches.append(p)
+    return launches
+
+
+def _rotation(groups: int) -> list[int]:
+    """Which arena each group of launches hands over in: never the one it empties."""
+    arenas = [i % 2 for i in range(groups)]
+    if groups > 1 and groups % 2:
+        arenas[-1] = 2
+    return arenas

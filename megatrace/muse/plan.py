@@ -1,0 +1,281 @@
+"""Who does what: the kernel's own division of work over SMs, and the bytes a step must read.
+
+Mirrors shared.cuh (shares), gemm.cuh (units of a projection) and routing.cuh (groups of
+tokens). Nothing here is sent to the kernel, which divides its work itself: tests hold the two
+together, and reports say how even the division is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
+from megatrace.muse.params import SLICE, slices
+
+ExpertKind = Literal["bf16", "nvfp4"]
+"""How the weights of a layer's experts are stored."""
+
+TILE = 16
+"""Rows of a tile."""
+GROUP_TOKENS = 8
+"""Tokens of a group: ``kTokens``."""
+NVFP4_GROUP = 16
+"""Columns that share a scale."""
+
+
+def share_begin(total: int, block: int, blocks: int) -> int:
+    """First of ``total`` units that ``block`` of ``blocks`` does; its last is before the next's."""
+    return total * block // blocks
+
+
+def share_owner(total: int, unit: int, blocks: int) -> int:
+    """The block whose share holds ``unit``."""
+    return (unit * blocks + blocks - 1) // total
+
+
+def row_owner(rows: int, row: int, blocks: int) -> int:
+    """The block that does the row-wise phases of a row."""
+    return row * blocks // rows
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix whose (K-slice, row tile) units blocks share."""
+
+    name: str
+    rows: int
+    columns: int
+    element_bytes: int = 2
+
+    @property
+    def tiles(self) -> int:
+        """Row tiles."""
+        return self.rows // TILE
+
+    @property
+    def units(self) -> int:
+        """Units that blocks share."""
+        return slices(self.columns) * self.tiles
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole matrix."""
+        return self.rows * self.columns * self.element_bytes
+
+    def unit(self, number: int) -> tuple[int, int]:
+        """(slice, row tile) of a unit."""
+        return divmod(number, self.tiles)
+
+    def unit_bytes(self, number: int) -> int:
+        """Weight bytes a unit reads."""
+        columns = min(SLICE, self.columns - SLICE * self.unit(number)[0])
+        return TILE * columns * self.element_bytes
+
+    def block_bytes(self, blocks: int) -> list[int]:
+        """Weight bytes that each block reads."""
+        return [
+            sum(self.unit_bytes(unit) for unit in share) for share in shares(self.units, blocks)
+        ]
+
+
+def shares(total: int, blocks: int) -> Iterator[range]:
+    """The units of every block, in the order of blocks."""
+    for block in range(blocks):
+        yield range(share_begin(total, block, blocks), share_begin(total, block + 1, blocks))
+
+
+def projections(model: MuseConfig, rank: RankShape) -> dict[str, Projection]:
+    """The projections of a layer on one rank, by the names of ``PackedLayer``."""
+    hidden, width = model.hidden, model.expert_width
+    made = (
+        Projection("qkv", rank.qkv_rows, hidden),
+        Projection("o_proj", hidden, rank.heads * HEAD_DIM),
+        Projection("router", model.experts, hidden, 4),
+        Projection("pre_proj", rank.pre_rows, hidden),
+        Projection("post_proj", rank.post_rows, width),
+    )
+    return {projection.name: projection for projection in made}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tokens that one pass over an expert's weights serves."""
+
+    expert: int
+    """Local."""
+    pairs: tuple[int, ...]
+    """``row * top_k + slot``, ascending, at most ``GROUP_TOKENS``."""
+
+
+def expert_groups(ids: Sequence[Sequence[int]], rank: RankShape) -> list[Group]:
+    """The groups of a step on one rank: experts ascend, and so do the pairs of each.
+
+    ``ids[row][slot]`` are experts of the model.
+    """
+    pairs: dict[int, list[int]] = {}
+    for pair, expert in enumerate(expert for row in ids for expert in row):
+        local = int(expert) - rank.first_expert
+        if 0 <= local < rank.local_experts:
+            pairs.setdefault(local, []).append(pair)
+    return [
+        Group(expert, tuple(mine[begin : begin + GROUP_TOKENS]))
+        for expert, mine in sorted(pairs.items())
+        for begin in range(0, len(mine), GROUP_TOKENS)
+    ]
+
+
+def expert_matrix_bytes(rows: int, columns: int, kind: ExpertKind) -> int:
+    """Packed bytes of one expert's matrix, or of some of its rows."""
+    if kind == "bf16":
+        return rows * columns * 2
+    return rows * (columns // 2 + columns // NVFP4_GROUP)
+
+
+def expert_block_bytes(
+    groups: Sequence[Group], rows: int, columns: int, kind: ExpertKind, blocks: int
+) -> list[int]:
+    """Weight bytes that each block reads of an expert matrix, every group its own.
+
+    ``rows`` are those of one expert: twice the inner size for gate and up.
+    """
+    tiles, tile_bytes = rows // TILE, expert_matrix_bytes(TILE, columns, kind)
+    return [len(share) * tile_bytes for share in shares(len(groups) * tiles, blocks)]
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """How evenly the blocks of one phase are loaded."""
+
+    phase: str
+    bytes: int
+    """Of all blocks."""
+    largest: int
+    """Of the block that reads most."""
+    idle: int
+    """Blocks that read nothing."""
+    ratio: float
+    """``largest`` over the mean of all blocks: 1 is even, 0 where nothing is read."""
+
+
+def balance(phase: str, block_bytes: Sequence[int]) -> Balance:
+    """How even ``block_bytes`` are."""
+    total, largest = sum(block_bytes), max(block_bytes)
+    ratio = largest * len(block_bytes) / total if total else 0.0
+    return Balance(phase, total, largest, sum(b == 0 for b in block_bytes), ratio)
+
+
+def layer_balance(
+    model: MuseConfig,
+    rank: RankShape,
+    ids: Sequence[Sequence[int]],
+    kind: ExpertKind,
+    blocks: int,
+) -> list[Balance]:
+    """How even every phase that reads weights is on ``blocks`` SMs, in the order they run."""
+    dense = projections(model, rank)
+    groups = expert_groups(ids, rank)
+    router = [
+        a + b
+        for a, b in zip(
+            dense["router"].block_bytes(blocks), dense["pre_proj"].block_bytes(blocks), strict=True
+        )
+    ]
+    inner, width = model.expert_inner, model.expert_width
+    up = expert_block_bytes(groups, 2 * inner, width, kind, blocks)
+    down = expert_block_bytes(groups, width, inner, kind, blocks)
+    return [
+        balance("o_proj", dense["o_proj"].block_bytes(blocks)),
+        balance("router", router),
+        balance("experts_up", up),
+        balance("experts_down", down),
+        balance("post_proj", dense["post_proj"].block_bytes(blocks)),
+        balance("qkv", dense["qkv"].block_bytes(blocks)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class FloorBytes:
+    """Bytes that one rank must read, whatever the kernel really reads."""
+
+    attention: int = 0
+    """QKV, gate and output projection."""
+    router: int = 0
+    around_experts: int = 0
+    """Projections before and after the experts, divided over the ranks."""
+    experts: int = 0
+    """Of the distinct experts that were hit."""
+    kv: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.attention + self.router + self.around_experts + self.experts + self.kv
+
+    def __add__(self, other: FloorBytes) -> FloorBytes:
+        return FloorBytes(
+            self.attention + other.attention,
+            self.router + other.router,
+            self.around_experts + other.around_experts,
+            self.experts + other.experts,
+            self.kv + other.kv,
+        )
+
+
+def layer_floor(
+    model: MuseConfig,
+    rank: RankShape,
+    layer: int,
+    *,
+    kind: ExpertKind,
+    distinct: float,
+    context: int,
+    rows: int,
+) -> FloorBytes:
+    """What one layer must read on one rank.
+
+    ``distinct`` is how many of this rank's experts the rows hit, a mean if one likes;
+    ``context`` the keys in the cache before the first of ``rows`` rows.
+    """
+    parts = rank.ranks
+    sharded = replace(rank, pre_rows=model.expert_width // parts, post_rows=model.hidden // parts)
+    size = {name: p.bytes for name, p in projections(model, sharded).items()}
+    inner, width = model.expert_inner, model.expert_width
+    expert = expert_matrix_bytes(2 * inner, width, kind) + expert_matrix_bytes(width, inner, kind)
+    window = model.layers[layer].window
+    keys = (min(context, window - 1) if window else context) + rows
+    return FloorBytes(
+        attention=size["qkv"] + size["o_proj"],
+        router=size["router"],
+        around_experts=size["pre_proj"] + size["post_proj"],
+        experts=round(distinct * expert),
+        kv=2 * keys * rank.kv_heads * HEAD_DIM * 2,
+    )
+
+
+def step_floor(
+    model: MuseConfig,
+    rank: RankShape,
+    *,
+    kinds: Sequence[ExpertKind],
+    distinct: Sequence[float],
+    context: int,
+    rows: int,
+) -> FloorBytes:
+    """What all layers of a step must read on one rank; ``kinds`` and ``distinct`` a layer each."""
+    total = FloorBytes()
+    for layer, (kind, hit) in enumerate(zip(kinds, distinct, strict=True)):
+        total += layer_floor(
+            model, rank, layer, kind=kind, distinct=hit, context=context, rows=rows
+        )
+    return total
+
+
+def expected_distinct(model: MuseConfig, rank: RankShape, rows: int) -> float:
+    """Distinct experts of this rank that ``rows`` rows hit, were all equally likely.
+
+    12.75 of 32 for the released model's 16 rows on one of eight ranks.
+    """
+    missed = (1 - model.top_k / model.experts) ** rows
+    return float(rank.local_experts * (1 - missed))

@@ -1,0 +1,253 @@
+"""The Muse Spark layer kernel at released sizes on this GPU: fused against its twin.
+
+    python -m tests.bench.bench_layer [--layers 8] [--rows 16 8 1] [--rounds 24] [-o figures.json]
+
+One rank of TP8/EP8 with its peers emulated; random weights, routing by the real router. Prints
+for every number of rows the time of a layer, the fraction of the floor (bytes that must be read
+at the copy bandwidth of this run) with its distinct experts, and the ratio of twin to fused in
+turn (ABBA) with its spread and that of fused to itself (A/A).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatrace.muse.config import RELEASED
+from megatrace.muse.engine import Engine, new_cache
+from megatrace.muse.pack import pack_layer
+from megatrace.muse.params import Phase, handoff_views
+from megatrace.muse.plan import layer_floor
+from megatrace.muse.program import Build, Program, block_count
+from megatrace.muse.tensors import random_layer
+
+RANKS = 8
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that a copy reads and writes."""
+    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(12):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return 2 * source.numel() / statistics.median(times)
+
+
+class Timed:
+    """A program and the time of its replays."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._stream = torch.cuda.ExternalStream(program.stream)
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def ms(self) -> float:
+        """One replay."""
+        begin, end = self._events
+        begin.record(self._stream)
+        self.program.replay()
+        end.record(self._stream)
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """Median, 5 and 95 %."""
+    ordered = sorted(values)
+    at = lambda q: ordered[round(q * (len(ordered) - 1))]  # noqa: E731
+    return {"median": at(0.5), "p5": at(0.05), "p95": at(0.95)}
+
+
+@dataclass
+class Setup:
+    """An engine with weights and a past."""
+
+    engine: Engine
+    layers: int
+
+    @classmethod
+    def make(cls, layers: int, rows: int, context: int, build: Build, l2_bytes: int) -> Setup:
+        """Random weights of one rank; weights of layers beyond a few are shared."""
+        model = replace(RELEASED, layers=RELEASED.layers[:layers])
+        rank = model.shard(0, RANKS, shard_projections=True)
+        packed = []
+        for i in range(layers):
+            packed.append(
+                pack_layer(
+                    random_layer(model, rank, i, experts=build.experts, device="cuda"), model
+                )
+            )
+        caches = [new_cache(model, rank, i, context + rows, "cuda") for i in range(layers)]
+        for cache in caches:
+            cache.keys.normal_()
+            cache.values.normal_()
+        embedding = torch.randn(4096, model.hidden, device="cuda").bfloat16()
+        blocks = block_count(build)
+        engine = Engine(
+            model,
+            rank,
+            packed,
+            caches,
+            blocks,
+            rows,
+            "cuda",
+            embedding=embedding,
+            l2_bytes=l2_bytes,
+        )
+        engine.context.fill_(context)
+        for rows_of in engine.peers.values():
+            rows_of.normal_(0, 0.3)
+        engine.tokens.random_(0, 4096)
+        return cls(engine, layers)
+
+    def distinct(self, rows: int) -> float:
+        """Experts hit by the last layer's rows, of this rank's."""
+        engine = self.engine
+        arena = engine.handoff_words(0 if self.layers % 2 == 0 and self.layers > 1 else 1)
+        del arena
+        best = []
+        for index in range(3):
+            ids = handoff_views(engine.shape(rows), engine.handoff_words(index))["ids"]
+            if (ids >= 0).all():
+                local = ids - engine.rank.first_expert
+                hit = local[(local >= 0) & (local < engine.rank.local_experts)]
+                best.append(hit.unique().numel())
+        return float(statistics.mean(best)) if best else float("nan")
+
+
+def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:
+    """Figures of one number of rows."""
+    build = Build(target="sm_90a", experts=options.experts)
+    setup = Setup.make(options.layers, rows, options.context, build, options.l2_bytes)
+    engine = setup.engine
+    programs = {
+        "fused": Timed(Program(engine.step(rows, "fused", embed=True), build)),
+        "again": Timed(Program(engine.step(rows, "fused", embed=True), build)),
+        "twin": Timed(Program(engine.step(rows, "twin", embed=True), build)),
+    }
+    engine.empty()
+    torch.cuda.synchronize()
+    names = list(programs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    distinct = []
+    for round_ in range(options.rounds + 4):
+        engine.tokens.random_(0, 4096)
+        torch.cuda.synchronize()
+        order = names if round_ % 2 == 0 else names[::-1]
+        for name in order:
+            ms = programs[name].ms()
+            if round_ >= 4:
+                times[name].append(ms)
+        distinct.append(setup.distinct(rows))
+    fused_us = statistics.median(times["fused"]) * 1e3 / options.layers
+    hit = statistics.mean(distinct)
+    floor = layer_floor(
+        engine.model,
+        engine.rank,
+        0,
+        kind=options.experts,
+        distinct=hit,
+        context=options.context,
+        rows=rows,
+    )
+    floor_us = floor.total / bandwidth * 1e6
+    figures = {
+        "rows": rows,
+        "layers": options.layers,
+        "us_a_layer": fused_us,
+        "twin_us_a_layer": statistics.median(times["twin"]) * 1e3 / options.layers,
+        "distinct_experts": hit,
+        "floor_bytes": asdict(floor),
+        "floor_us": floor_us,
+        "fraction_of_floor": floor_us / fused_us,
+        "twin_to_fused": quantiles(
+            [b / a for a, b in zip(times["fused"], times["twin"], strict=True)]
+        ),
+        "fused_to_fused": quantiles(
+            [b / a for a, b in zip(times["fused"], times["again"], strict=True)]
+        ),
+    }
+    if options.phases:
+        figures["phase_us"] = phase_times(setup, rows, build)
+    return figures
+
+
+def phase_times(setup: Setup, rows: int, build: Build) -> dict[str, float]:
+    """Each phase alone in a graph of its own, layer after layer: what the twin's launches take."""
+    engine = setup.engine
+    found: dict[str, float] = {}
+    launches = engine.step(rows, "twin", embed=True)
+    per_phase: dict[int, list[Any]] = {}
+    for p in launches:
+        per_phase.setdefault(p.phases.bit_length() - 1, []).append(p)
+    whole = Timed(Program(launches, build))
+    for index in sorted(per_phase):
+        cut = [p for p in launches if p.phases.bit_length() - 1 != index]
+        del cut
+    # Time of the chain up to each phase of the middle layer, by differences of prefixes.
+    middle = [i for i, p in enumerate(launches) if p.layer == setup.layers // 2]
+    ends = {}
+    for i in [middle[0] - 1, *middle]:
+        program = Program(launches[: i + 1], build)
+        timed = Timed(program)
+        values = []
+        for _ in range(7):
+            engine.empty()
+            torch.cuda.synchronize()
+            values.append(timed.ms())
+        ends[i] = statistics.median(values) * 1e3
+        program.close()
+    for before, i in zip([middle[0] - 1, *middle], middle, strict=False):
+        name = Phase(launches[i].phases.bit_length() - 1).name.lower()
+        found[name] = ends[i] - ends[before]
+    whole.program.close()
+    engine.empty()
+    torch.cuda.synchronize()
+    return found
+
+
+def main() -> int:
+    """Measure and print; 0 without a GPU, having said so."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 8, 1])
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--experts", choices=("nvfp4", "bf16"), default="nvfp4")
+    parser.add_argument("--l2-bytes", type=int, default=0)
+    parser.add_argument("--phases", action="store_true")
+    parser.add_argument("-o", "--out", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no NVIDIA GPU here: nothing to measure")
+        return 0
+    bandwidth = copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e12:.2f} TB/s", flush=True)
+    results = []
+    for rows in options.rows:
+        figures = measure(options, rows, bandwidth)
+        results.append(figures)
+        print(json.dumps(figures), flush=True)
+        torch.cuda.empty_cache()
+    if options.out:
+        options.out.write_text(
+            json.dumps({"copy_tb_s": bandwidth / 1e12, "runs": results}, indent=1)
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatrace.muse import plan
+from megatrace.muse.config import RELEASED, MuseConfig
+from tests.muse.models import model
+
+BLOCKS = st.sampled_from([4, 132, 144, 152])
+
+
+@given(total=st.integers(1, 5000), blocks=BLOCKS)
+def test_every_unit_has_one_block_that_knows_it(total: int, blocks: int) -> None:
+    seen = []
+    for block, share in enumerate(plan.shares(total, blocks)):
+        seen += list(share)
+        assert all(plan.share_owner(total, unit, blocks) == block for unit in share)
+    assert seen == list(range(total))
+
+
+@given(total=st.integers(1, 5000), blocks=BLOCKS)
+def test_shares_differ_by_one_unit(total: int, blocks: int) -> None:
+    sizes = {len(share) for share in plan.shares(total, blocks)}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(rows=st.integers(1, 16), blocks=BLOCKS)
+def test_rows_have_blocks_of_their_own_where_there_are_enough(rows: int, blocks: int) -> None:
+    owners = [plan.row_owner(rows, row, blocks) for row in range(rows)]
+    assert owners == sorted(owners)
+    assert set(owners) <= set(range(blocks))
+    if rows <= blocks:
+        assert len(set(owners)) == rows
+
+
+@pytest.mark.parametrize("blocks", [4, 132, 144, 152])
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_projection_is_read_once_and_evenly(blocks: int, divided: bool) -> None:
+    for projection in plan.projections(RELEASED, RELEASED.shard(0, 8, divided)).values():
+        units = Counter(
+            projection.unit(unit)
+            for share in plan.shares(projection.units, blocks)
+            for unit in share
+        )
+        assert set(units.values()) == {1}
+        assert sum(projection.block_bytes(blocks)) == projection.bytes
+        even = plan.balance(projection.name, projection.block_bytes(blocks))
+        # One unit more than the mean is the worst that shares of whole units can be.
+        assert even.largest <= even.bytes / blocks + projection.unit_bytes(0)
+
+
+def test_the_last_slice_of_a_projection_may_be_short() -> None:
+    projection = plan.Projection("odd", 32, 1024 + 384)
+    assert [projection.unit_bytes(unit) for unit in range(4)] == [32768, 32768, 12288, 12288]
+    assert projection.bytes == sum(projection.block_bytes(4))
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> tuple[MuseConfig, list[list[int]]]:
+    small = model()
+    rows = draw(st.integers(1, 16))
+    seed = random.Random(draw(st.integers(0, 2**32)))
+    hot = draw(st.integers(small.top_k, small.experts))
+    return small, [seed.sample(range(hot), small.top_k) for _ in range(rows)]
+
+
+@given(routed=routes(), ranks=st.sampled_from([1, 2, 4]))
+def test_every_pair_is_in_one_group_of_its_expert(
+    routed: tuple[MuseConfig, list[list[int]]], ranks: int
+) -> None:
+    small, ids = routed
+    flat = [expert for row in ids for expert in row]
+    seen = []
+    for shape in (small.shard(rank, ranks) for rank in range(ranks)):
+        groups = plan.expert_groups(ids, shape)
+        assert [group.expert for group in groups] == sorted(group.expert for group in groups)
+        for group in groups:
+            assert 1 <= len(group.pairs) <= plan.GROUP_TOKENS
+            assert all(flat[pair] == shape.first_expert + group.expert for pair in group.pairs)
+            seen += list(group.pairs)
+        # No group of an expert is short but the last.
+        sizes = [(g.expert, len(g.pairs)) for g in groups]
+        for (expert, size), (following, _) in pairwise(sizes):
+            assert expert != following or size == plan.GROUP_TOKENS
+    assert sorted(seen) == list(range(len(flat)))
+
+
+def test_experts_are_shared_over_all_blocks_however_few_are_hit() -> None:
+    shape = RELEASED.shard(0, 8, True)
+    ids = [list(range(8)) for _ in range(16)]
+    report = {even.phase: even for even in plan.layer_balance(RELEASED, shape, ids, "nvfp4", 132)}
+    for phase in ("experts_up", "experts_down"):
+        assert report[phase].idle == 0
+        assert report[phase].ratio < 1.05
+    assert report["experts_up"].bytes == 2 * 8 * 8192 * (4096 // 2 + 4096 // 16)
+
+
+def test_a_rank_that_no_row_hits_reads_no_experts() -> None:
+    report = plan.layer_balance(RELEASED, RELEASED.shard(7, 8), [[0] * 8], "bf16", 132)
+    up = next(even for even in report if even.phase == "experts_up")
+    assert (up.bytes, up.ratio, up.idle) == (0, 0.0, 132)
+
+
+def test_the_floor_of_a_verify_layer_is_the_design_s() -> None:
+    shape = RELEASED.shard(0, 8)
+    distinct = plan.expected_distinct(RELEASED, shape, 16)
+    assert distinct == pytest.approx(12.75, abs=0.01)
+    floor = plan.layer_floor(RELEASED, shape, 1, kind="nvfp4", distinct=12.75, context=0, rows=16)
+    assert floor.attention == 37_748_736 + 16_777_216
+    assert floor.router == 8_388_608
+    assert floor.around_experts == 2 * 8_388_608
+    assert floor.experts == pytest.approx(361e6, rel=1e-3)
+    assert floor.total == pytest.approx(441e6, rel=1e-3)
+
+
+def test_a_window_bounds_the_keys_that_must_be_read() -> None:
+    shape = RELEASED.shard(0, 8)
+
+    def kv(layer: int, context: int) -> int:
+        floor = plan.layer_floor(
+            RELEASED, shape, layer, kind="nvfp4", distinct=0, context=context, rows=8
+        )
+        return floor.kv // (2 * shape.kv_heads * 64 * 2)
+
+    assert (kv(1, 100_000), kv(0, 100_000), kv(0, 100)) == (100_008, 2047 + 8, 108)
+
+
+def test_the_floor_of_a_step_is_the_sum_of_its_layers() -> None:
+    small = model()
+    shape = small.shard(0, 2)
+    kinds: list[plan.ExpertKind] = ["bf16", "nvfp4", "bf16"]
+    step = plan.step_floor(small, shape, kinds=kinds, distinct=[1, 2, 3], context=9, rows=4)
+    parts = [
+        plan.layer_floor(small, shape, i, kind=kind, distinct=i + 1, context=9, rows=4)
+        for i, kind in enumerate(kinds)
+    ]
+    assert step.total == sum(part.total for part in parts)
+    assert step.experts == sum(part.experts for part in parts)
