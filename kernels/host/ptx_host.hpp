@@ -93,6 +93,10 @@ MEGATRACE_DEVICE void bulk_load(void* dst, const void* src, uint32_t bytes, uint
   machine().bulk_load(dst, src, bytes, bar);
 }
 
+MEGATRACE_DEVICE void bulk_stream(void* dst, const void* src, uint32_t bytes, uint64_t* bar) {
+  machine().bulk_load(dst, src, bytes, bar);
+}
+
 // -- global memory ---------------------------------------------------------------------
 
 MEGATRACE_DEVICE void check_aligned(const void* p, size_t bytes) {

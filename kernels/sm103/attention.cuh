@@ -136,7 +136,7 @@ MEGATRACE_DEVICE bool try_outs(uint32_t& slot, uint4 (&v)[kMergeChunks / 2], con
       [&] { return attention_producer(p, c, run.head, run.split + missing); });
 }
 
-// The sums are asked for first: few bytes to try again and again, while the chunks are in the making.
+// The sums are asked for first: few bytes to try again and again while chunks are in the making.
 template <class T>
 MEGATRACE_DEVICE void merge_run(T& t, Merged& m, const Params& p, const Chunks& c,
                                 const ChunkRun& run) {

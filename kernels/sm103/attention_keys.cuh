@@ -71,13 +71,13 @@ class KeyStager {
     fetch();
   }
 
-  // Asks for the stage whose slots are known. Keys past the end are never read: they are zeros,
-  // for a weight of zero does not silence a NaN.
+  // Asks for the stage whose slots are known. Keys past the end or in slot 0, which pads, are
+  // never read: they are zeros, for a weight of zero does not silence a NaN.
   MEGATRACE_DEVICE void fetch() {
 #pragma unroll
     for (uint32_t i = 0; i < kCopies; ++i) {
       held_[i] = make_uint4(0, 0, 0, 0);
-      if (slot_[i] >= 0) held_[i] = from_[static_cast<uint32_t>(slot_[i]) * stride_];
+      if (slot_[i] > 0) held_[i] = from_[static_cast<uint32_t>(slot_[i]) * stride_];
     }
     find();
   }
@@ -102,7 +102,7 @@ class KeyStager {
     for (uint32_t i = 0; i < kCopies; ++i) {
       const uint32_t position = next_ + i * kStep;
       const bool wanted = key() + i * kStep < kStageKeys && position < end_;
-      slot_[i] = wanted ? slots_[position] : -1;
+      slot_[i] = wanted ? slots_[position] : 0;
     }
     next_ += kStageKeys;
   }

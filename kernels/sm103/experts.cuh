@@ -116,45 +116,41 @@ template <class Experts, class T, class Wait, class Source, class Producer>
 MEGATRACE_DEVICE void stage_tokens(T& t, Shared& s, const Routing& routing, const ExpertMatrix& m,
                                    const Pass& pass, Wait wait, Source&& source,
                                    Producer&& producer) {
-  constexpr uint32_t kBatch = 4;  // loads in flight
-  const uint32_t vectors = m.columns / 8, total = pass.tokens * vectors;
-  for (uint32_t base = warp_id() * 32; base < total; base += kWorkers * kBatch) {
-    uint4 words[kBatch];
-    uint32_t slot = 0, missing = 0;
-    t.poll(wait, slot, [&] {
-      return try_load(
-          slot,
-          [&] {
-            bool here = true;
+  constexpr uint32_t kBatch = 2;  // loads in flight
+  const uint32_t vectors = m.columns / 8;
+#pragma unroll 1
+  for (uint32_t token = 0; token < pass.tokens; ++token) {
+    const uint32_t pair = pair_of(routing, m.tiles, pass, token);
+    const uint4* row = reinterpret_cast<const uint4*>(source(pair));
+    uint4* line = reinterpret_cast<uint4*>(s.work + token * token_stride(m.columns));
+#pragma unroll 1
+    for (uint32_t base = warp_id() * 32; base < vectors; base += kWorkers * kBatch) {
+      const uint32_t first = base + ptx::lane_id();
+      uint4 words[kBatch];
+      uint32_t slot = 0, missing = 0;
+      t.poll(wait, slot, [&] {
+        return try_load(
+            slot,
+            [&] {
+              bool here = true;
 #pragma unroll
-            for (uint32_t k = 0; k < kBatch; ++k) {
-              const uint32_t i = base + k * kWorkers + ptx::lane_id();
-              words[k] = make_uint4(0, 0, 0, 0);
-              if (i >= total) continue;
-              const uint32_t token = i / vectors;
-              const uint32_t* row = source(pair_of(routing, m.tiles, pass, token));
-              words[k] =
-                  ptx::load_relaxed(reinterpret_cast<const uint4*>(row) + (i - token * vectors));
-              if (!filled(words[k])) here = false, missing = i;
-            }
-            return here;
-          },
-          [&] {
-            const uint32_t token = missing / vectors;
-            return producer(pair_of(routing, m.tiles, pass, token),
-                            (missing - token * vectors) * 8);
-          });
-    });
+              for (uint32_t k = 0; k < kBatch; ++k) {
+                const uint32_t i = first + k * kWorkers;
+                words[k] = make_uint4(0, 0, 0, 0);
+                if (i < vectors) words[k] = ptx::load_relaxed(row + i);
+                if (!filled(words[k])) here = false, missing = i;
+              }
+              return here;
+            },
+            [&] { return producer(pair, missing * 8); });
+      });
 #pragma unroll
-    for (uint32_t k = 0; k < kBatch; ++k) {
-      const uint32_t i = base + k * kWorkers + ptx::lane_id();
-      if (i >= total) continue;
-      const uint32_t token = i / vectors;
-      const uint4 v = words[k];
-      *reinterpret_cast<uint4*>(s.work + token * token_stride(m.columns) +
-                                (i - token * vectors) * 16) =
-          make_uint4(Experts::operand(v.x), Experts::operand(v.y), Experts::operand(v.z),
-                     Experts::operand(v.w));
+      for (uint32_t k = 0; k < kBatch; ++k) {
+        const uint4 v = words[k];
+        if (first + k * kWorkers < vectors)
+          line[first + k * kWorkers] = make_uint4(Experts::operand(v.x), Experts::operand(v.y),
+                                                  Experts::operand(v.z), Experts::operand(v.w));
+      }
     }
   }
 }
@@ -212,8 +208,8 @@ MEGATRACE_DEVICE void store_up(const Params& p, const Group& group, uint32_t til
     gate = p.weights.up_scale[2 * group.expert] * Experts::kUnit;
     up = p.weights.up_scale[2 * group.expert + 1] * Experts::kUnit;
   }
-  const uint32_t word = pair_of_rows(swiglu(sum[0] * gate, sum[2] * up),
-                                     swiglu(sum[1] * gate, sum[3] * up));
+  const uint32_t word =
+      pair_of_rows(swiglu(sum[0] * gate, sum[2] * up), swiglu(sum[1] * gate, sum[3] * up));
   const uint32_t pair = lane_pair(group), row = tile * 8 + (ptx::lane_id() >> 2 & ~1u);
   if (pair != kEmpty)
     put(p.handoff.act + (size_t{pair} * p.shape.expert_inner + row) / 2, pair_word(word));
@@ -268,7 +264,7 @@ MEGATRACE_DEVICE void experts_up(T& t, const Params& p, Shared& s, Stages& stage
     workers_sync();
     if (warp_id() < kTensorWarps)
       multiply_pass<Experts>(t, s, stages, r, m, pass,
-                             [&](const Group& group, uint32_t tile, const float(&sum)[4]) {
+                             [&](const Group& group, uint32_t tile, const float (&sum)[4]) {
                                store_up<Experts>(p, group, tile, sum);
                              });
     workers_sync();
@@ -294,7 +290,7 @@ MEGATRACE_DEVICE void experts_down(T& t, const Params& p, Shared& s, Stages& sta
     workers_sync();
     if (warp_id() < kTensorWarps)
       multiply_pass<Experts>(t, s, stages, r, m, pass,
-                             [&](const Group& group, uint32_t tile, const float(&sum)[4]) {
+                             [&](const Group& group, uint32_t tile, const float (&sum)[4]) {
                                store_down<Experts>(p, group, tile, sum);
                              });
     workers_sync();

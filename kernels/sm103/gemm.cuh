@@ -201,14 +201,17 @@ MEGATRACE_DEVICE float4* slab_sums(Shared& s, uint32_t tile, uint32_t warp) {
 template <int NT>
 MEGATRACE_DEVICE void store_slab(const Params& p, Shared& s, const Dense& d, const Slab& slab,
                                  uint32_t warps) {
+  constexpr uint32_t kRows = 8 * NT;
   const uint32_t rows = p.shape.rows;
-  for (uint32_t i = threadIdx.x; i < slab.tiles * rows * 16; i += kTensorWarps * 32) {
-    const uint32_t r = i & 15, row = (i >> 4) % rows, tile = (i >> 4) / rows;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < slab.tiles * kRows * 16; i += kTensorWarps * 32) {
+    const uint32_t r = i & 15, row = (i >> 4) % kRows, tile = (i >> 4) / kRows;
+    if (row >= rows) continue;
     const uint32_t lane = (r & 7) * 4 + ((row & 7) >> 1), part = (r >> 3) * 2 + (row & 1);
     float sum = 0;
     for (uint32_t w = 0; w < warps; ++w)
-      sum += reinterpret_cast<const float*>(slab_sums<NT>(s, tile, w) + (row >> 3) * 32 +
-                                            lane)[part];
+      sum +=
+          reinterpret_cast<const float*>(slab_sums<NT>(s, tile, w) + (row >> 3) * 32 + lane)[part];
     put(d.out + (size_t{slab.slice} * rows + row) * d.n + (slab.tile + tile) * 16 + r,
         float_word(sum));
   }

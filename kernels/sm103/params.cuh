@@ -10,25 +10,25 @@
 namespace muse {
 
 constexpr uint32_t kHeadDim = 64;
-constexpr uint32_t kMaxRows = 16;   // of a step: decode or verify
+constexpr uint32_t kMaxRows = 16;  // of a step: decode or verify
 constexpr uint32_t kMaxRanks = 8;
 
 // In the order a launch runs them. The fused kernel runs all of a layer, the twin one a launch.
 enum Phase : uint32_t {
-  kEmbed,          // token -> stream, input of layer 0 (first launch of a step only)
-  kAttention,      // a chunk of keys -> partial sums
-  kAttentionMerge, // all chunks -> normed, gated heads
+  kEmbed,           // token -> stream, input of layer 0 (first launch of a step only)
+  kAttention,       // a chunk of keys -> partial sums
+  kAttentionMerge,  // all chunks -> normed, gated heads
   kOProj,
-  kAttnBoundary,   // all-reduce, residual, input of router and experts
-  kRouter,         // router logits and pre-expert projection
-  kRoute,          // top-k, normed expert input
-  kExpertsUp,      // gate and up, SwiGLU
+  kAttnBoundary,  // all-reduce, residual, input of router and experts
+  kRouter,        // router logits and pre-expert projection
+  kRoute,         // top-k, normed expert input
+  kExpertsUp,     // gate and up, SwiGLU
   kExpertsDown,
-  kExpertSum,      // norm a token and slot, weighted sum, all-reduce
+  kExpertSum,  // norm a token and slot, weighted sum, all-reduce
   kPostProj,
-  kFfnBoundary,    // residual, input of layer i + 1
-  kQkv,            // of layer i + 1
-  kQkvFinish,      // q/k norm, RoPE, KV write
+  kFfnBoundary,  // residual, input of layer i + 1
+  kQkv,          // of layer i + 1
+  kQkvFinish,    // q/k norm, RoPE, KV write
   kPhases
 };
 
@@ -41,14 +41,14 @@ struct Shape {
   uint32_t local_experts;  // of this rank
   uint32_t first_expert;   // the first of them
   uint32_t top_k;
-  uint32_t expert_width;   // h: what an expert reads and writes
-  uint32_t expert_inner;   // I
-  uint32_t pre_rows;       // rows of the pre-expert projection on this rank: h or h / ranks
-  uint32_t post_rows;      // of the post-expert projection: H or H / ranks
+  uint32_t expert_width;  // h: what an expert reads and writes
+  uint32_t expert_inner;  // I
+  uint32_t pre_rows;      // rows of the pre-expert projection on this rank: h or h / ranks
+  uint32_t post_rows;     // of the post-expert projection: H or H / ranks
   uint32_t rank, ranks;
-  uint32_t max_splits;     // of the attention, chunks of keys a kv head
+  uint32_t max_splits;  // of the attention, chunks of keys a kv head
   float eps_norm, eps_post;
-  float output_multiplier; // m: scales router logits
+  float output_multiplier;  // m: scales router logits
   float route_scale;
   float softmax_scale;
 };
@@ -56,7 +56,7 @@ struct Shape {
 // Weights packed by megatrace/muse/pack.py. Gains are bf16(w + 1).
 struct LayerWeights {
   const char* o_proj;
-  const char* router;        // fp32
+  const char* router;  // fp32
   const char* pre_proj;
   const char* experts_up;    // [local_experts], gate and up rows interleaved by eight
   const char* experts_down;  // [local_experts]
@@ -67,7 +67,7 @@ struct LayerWeights {
   const float* router_bias;  // [experts], selects only
   const float* attn_alpha;   // [H] residual gate after attention: S <- alpha S + beta n
   const float* attn_beta;
-  const float* ffn_alpha;    // [H]
+  const float* ffn_alpha;  // [H]
   const float* ffn_beta;
   const uint16_t* pre_ffn_gain;      // [H] bf16
   const uint16_t* pre_expert_gain;   // [h]
@@ -89,11 +89,11 @@ struct KvCache {
 // Words that one block writes and others poll: kEmpty until written, written once a launch.
 // All of a launch lie in one stretch, emptied by the launch before.
 struct Handoff {
-  uint32_t* attn_out;  // [max_splits][heads][rows][64] fp32, not divided by the sum
-  uint32_t* attn_sum;  // [max_splits][heads][rows][2] fp32: maximum (log2 domain), sum
-  uint32_t* heads;     // [rows][heads * 64 / 2] bf16 pairs
-  uint32_t* o_part;    // [slices of heads * 64][rows][H] fp32
-  uint32_t* x;         // [rows][H / 2] bf16 pairs
+  uint32_t* attn_out;     // [max_splits][heads][rows][64] fp32, not divided by the sum
+  uint32_t* attn_sum;     // [max_splits][heads][rows][2] fp32: maximum (log2 domain), sum
+  uint32_t* heads;        // [rows][heads * 64 / 2] bf16 pairs
+  uint32_t* o_part;       // [slices of heads * 64][rows][H] fp32
+  uint32_t* x;            // [rows][H / 2] bf16 pairs
   uint32_t* router_part;  // [slices of H][rows][experts] fp32
   uint32_t* pre_part;     // [slices of H][rows][pre_rows] fp32
   uint32_t* y;            // [rows][h / 2] bf16 pairs
@@ -120,18 +120,18 @@ struct Params {
   KvCache kv;       // of layer i
   KvCache next_kv;  // of layer i + 1
   Handoff handoff;
-  uint4* next_handoff;           // to be emptied for the next launch
-  uint32_t next_handoff_vectors; // of 16 bytes
-  uint32_t layer;                // i
-  Exchange attn_reduce;    // [rows][H / 2]: sums over ranks
-  Exchange expert_reduce;  // [rows][h / 2]: sums over ranks
-  Exchange pre_gather;     // [rows][pre_rows / 2]: columns side by side; unused unless sharded
-  Exchange post_gather;    // [rows][post_rows / 2]
-  float* stream;           // [rows][H], the residual
-  uint16_t* q;             // [rows][heads * 64] bf16, normed and rotated
-  uint16_t* gate;          // [rows][heads * 64] bf16
-  uint16_t* tap;           // [rows][tap_stride] bf16(stream) after this layer, or null
-  const int32_t* context;  // one word: keys in the cache before the first row of this step
+  uint4* next_handoff;            // to be emptied for the next launch
+  uint32_t next_handoff_vectors;  // of 16 bytes
+  uint32_t layer;                 // i
+  Exchange attn_reduce;           // [rows][H / 2]: sums over ranks
+  Exchange expert_reduce;         // [rows][h / 2]: sums over ranks
+  Exchange pre_gather;        // [rows][pre_rows / 2]: columns side by side; unused unless sharded
+  Exchange post_gather;       // [rows][post_rows / 2]
+  float* stream;              // [rows][H], the residual
+  uint16_t* q;                // [rows][heads * 64] bf16, normed and rotated
+  uint16_t* gate;             // [rows][heads * 64] bf16
+  uint16_t* tap;              // [rows][tap_stride] bf16(stream) after this layer, or null
+  const int32_t* context;     // one word: keys in the cache before the first row of this step
   const int32_t* tokens;      // [rows], for kEmbed
   const uint16_t* embedding;  // [vocabulary][H] bf16, for kEmbed
   uint32_t tap_stride;

@@ -30,8 +30,8 @@ class Program {
 
  private:
   void add(const Params& p, uint32_t blocks, const TraceParams& trace) {
-    const auto kernel = p.shape.rows > 8 ? layer<Tracing, 2, ExpertWeights>
-                                         : layer<Tracing, 1, ExpertWeights>;
+    const auto kernel =
+        p.shape.rows > 8 ? layer<Tracing, 2, ExpertWeights> : layer<Tracing, 1, ExpertWeights>;
     chain_.add(kernel, dim3(blocks), kThreads, sizeof(Shared), p, traced<Tracing>(p, trace));
   }
 

@@ -84,7 +84,7 @@ class Loader {
     begun_ |= 1u << warp;
     if (ptx::lane_id() == 0) {
       ptx::mbar_expect_tx(&s_.full[warp][stage], bytes);
-      ptx::bulk_load(s_.ring[warp][stage], source, bytes, &s_.full[warp][stage]);
+      ptx::bulk_stream(s_.ring[warp][stage], source, bytes, &s_.full[warp][stage]);
     }
     if (ptx::lane_id() == warp) ++counts_;
     ptx::syncwarp();

@@ -11,7 +11,6 @@ namespace muse {
 constexpr uint32_t kMaxExperts = 256;
 // A math warp, the one that makes the routing table next. Tensor warps make the expert input.
 constexpr uint32_t kRouterWarp = kTensorWarps;
-constexpr uint32_t kInputBarrier = 3;  // after those of shared.cuh: all workers but the router
 
 // Larger float, larger key. 0 is no float's.
 MEGATRACE_DEVICE uint32_t order_key(float v) {

@@ -19,9 +19,9 @@ constexpr uint32_t kStages = 2;
 constexpr uint32_t kStageBytes = 9216;  // 16 rows x 1024 columns of NVFP4 with their scales
 
 // Named barriers (0 is __syncthreads).
-enum Barrier : uint32_t { kWorkersBarrier = 1, kTensorBarrier = 2 };
+enum Barrier : uint32_t { kWorkersBarrier = 1, kTensorBarrier = 2, kInputBarrier = 3 };
 
-constexpr uint32_t kTokens = 8;  // columns of one tensor-core tile: tokens an expert pass takes
+constexpr uint32_t kTokens = 8;      // columns of one tensor-core tile: tokens an expert pass takes
 constexpr uint32_t kMaxPairs = 256;  // (row, slot) pairs of a step
 constexpr uint32_t kWorkBytes = 66 * 1024;
 
@@ -59,15 +59,15 @@ MEGATRACE_DEVICE uint32_t row_owner(const Params& p, uint32_t row) {
   return row * gridDim.x / p.shape.rows;
 }
 
-// Work is numbered 0..total; a block takes a contiguous share.
+// Work is numbered 0..total; a block takes a contiguous share. Totals times blocks fit 32 bits.
 MEGATRACE_DEVICE uint32_t share_begin(uint32_t total, uint32_t block) {
-  return static_cast<uint32_t>(uint64_t{total} * block / gridDim.x);
+  return total * block / gridDim.x;
 }
 MEGATRACE_DEVICE uint32_t slices(uint32_t columns) { return (columns + kSlice - 1) / kSlice; }
 
 // The block whose share holds this unit.
 MEGATRACE_DEVICE uint32_t share_owner(uint32_t total, uint32_t unit) {
-  return static_cast<uint32_t>((uint64_t{unit} * gridDim.x + gridDim.x - 1) / total);
+  return (unit * gridDim.x + gridDim.x - 1) / total;
 }
 
 }  // namespace muse

@@ -19,8 +19,7 @@ struct Bf16Experts {
   static MEGATRACE_DEVICE void multiply(float (&even)[4], float (&odd)[4], const char* stage,
                                         uint32_t /*blocks*/, uint32_t block, const uint4& x0,
                                         const uint4& x1) {
-    const uint4* a =
-        reinterpret_cast<const uint4*>(stage + block * kBlockBytes) + ptx::lane_id();
+    const uint4* a = reinterpret_cast<const uint4*>(stage + block * kBlockBytes) + ptx::lane_id();
     const uint4 w0 = a[0], w1 = a[32], w2 = a[64], w3 = a[96];
     ptx::mma_bf16(even, w0.x, w0.y, w0.z, w0.w, x0.x, x0.y);
     ptx::mma_bf16(odd, w1.x, w1.y, w1.z, w1.w, x0.z, x0.w);
@@ -73,8 +72,8 @@ struct Nvfp4Experts {
                                         const uint4& x1) {
     const uint32_t lane = ptx::lane_id();
     const uint4 q = reinterpret_cast<const uint4*>(stage)[block * 32 + lane];
-    const uint32_t scales = Layout::scale(
-        reinterpret_cast<const uint16_t*>(stage + blocks * 512)[block * 32 + lane]);
+    const uint32_t scales =
+        Layout::scale(reinterpret_cast<const uint16_t*>(stage + blocks * 512)[block * 32 + lane]);
     const uint32_t low = ptx::byte_permute(scales, scales, 0x1010);   // of row g
     const uint32_t high = ptx::byte_permute(scales, scales, 0x3232);  // of row g + 8
     half(even, odd, q.x, q.z, low, high, x0);

@@ -25,6 +25,8 @@ _INTERRUPTED = 130
 
 VERBS: dict[str, str] = {
     "record": "Run a program and record its megakernels.",
+    "live": "Watch a recording in the terminal, and steer it.",
+    "view": "Replay a capture in the terminal.",
     "report": "Tables of a capture: time, stalls, loss.",
     "export": "Write a capture as a Perfetto trace, CSV or Parquet.",
     "info": "What a capture holds: ranks, loss, sizes, environment.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 
 Fp4Layout = Literal["bits", "native"]
@@ -159,23 +160,26 @@ def _stages(blocks: int) -> list[tuple[int, int, int]]:
 _SIGN = (15, 12, 14, 13)
 _MAGNITUDE = (9, 6, 3, 0)
 _BOTH_SIGNS, _BOTH_MAGNITUDES = 0x00080008, 0x00070007
+_PIECE = 1 << 16
 
 
 def _to_bits(words: torch.Tensor) -> torch.Tensor:
     """Native words as "bits", int32: a look-up for each half of a word."""
     native = torch.arange(1 << 16, dtype=torch.int32, device=words.device)
     low, high = _spread(native, (0, 1)), _spread(native, (2, 3))
-    bits = torch.empty_like(words).view(-1)
-    for source, target in zip(_slabs(words.view(-1)), _slabs(bits), strict=True):
-        halves = source.view(torch.int16).view(-1, 2).to(torch.int32) & 0xFFFF
-        torch.index_select(low, 0, halves[:, 0], out=target)
-        target |= torch.index_select(high, 0, halves[:, 1])
-    return bits.view(words.shape)
-
-
-def _slabs(words: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """``words`` in pieces that stay in a CPU's cache; whole on a GPU."""
-    return (words,) if words.is_cuda else torch.split(words, 1 << 16)
+    bits = torch.empty_like(words)
+    if words.is_cuda:
+        halves = words.view(torch.int16).view(-1, 2).to(torch.int32) & 0xFFFF
+        torch.index_select(low, 0, halves[:, 0], out=bits.view(-1))
+        bits.view(-1).bitwise_or_(torch.index_select(high, 0, halves[:, 1]))
+        return bits
+    # numpy in pieces of a cache: torch would begin and end its threads thousands of times.
+    tables, source, target = (low.numpy(), high.numpy()), words.view(-1), bits.view(-1)
+    for begin in range(0, source.numel(), _PIECE):
+        piece = source[begin : begin + _PIECE].numpy().view(np.uint16).reshape(-1, 2)
+        out = target[begin : begin + _PIECE].numpy()
+        np.bitwise_or(np.take(tables[0], piece[:, 0]), np.take(tables[1], piece[:, 1]), out=out)
+    return bits
 
 
 def _spread(half: torch.Tensor, pairs: tuple[int, int]) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Experts:
     def to(self, device: torch.device | str) -> Experts:
         """The same on another device."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Experts(**{name: t if t is None else t.to(device) for name, t in named.items()})
+        return Experts(**{name: t.to(device) for name, t in named.items() if t is not None})
 
 
 @dataclass(frozen=True, slots=True)

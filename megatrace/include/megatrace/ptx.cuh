@@ -156,6 +156,18 @@ MEGATRACE_DEVICE void bulk_load(void* dst, const void* src, uint32_t bytes, uint
       : "memory");
 }
 
+// The same for what is read once: it is the first to leave the L2 cache, and does not push out
+// what others want to find there, instructions among it.
+constexpr uint64_t kStream = 0x12F0000000000000ull;  // L2::evict_first, whole
+
+MEGATRACE_DEVICE void bulk_stream(void* dst, const void* src, uint32_t bytes, uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(dst)),
+      "l"(src), "r"(bytes), "r"(shared_address(bar)), "l"(kStream)
+      : "memory");
+}
+
 // -- global memory ---------------------------------------------------------------------
 
 MEGATRACE_DEVICE uint32_t load_relaxed(const uint32_t* p) {

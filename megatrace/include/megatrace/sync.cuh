@@ -30,10 +30,10 @@ MEGATRACE_DEVICE void mbar_wait(const char* what, uint64_t* bar, uint32_t parity
   spin_bounded(what, 0, [&] { return ptx::mbar_try(bar, parity); }, [] {});
 }
 
-// Waits until `ready` says true: data is the flag, polled with relaxed loads.
+// Waits until `ready` says true: data is the flag, polled with relaxed loads. `ready` may be
+// long, so its code is here once.
 template <class Ready>
 MEGATRACE_DEVICE void poll(const char* what, const uint32_t& slot, Ready&& ready) {
-  if (ready()) return;
   spin_bounded(what, slot, ready, [] {});
 }
 

@@ -163,7 +163,7 @@ class Tracer {
   // `ready` may name the producer it missed last.
   template <class E, class Ready, class... Args>
   MEGATRACE_DEVICE void poll(E event, const uint32_t& slot, Ready&& ready, Args... args) {
-    const Stalled s = stalled(event, slot, ready, ready);
+    const Stalled s = polled(event, slot, ready);
     if constexpr (E::kind == Kind::wait)
       commit(event, s, slot, args...);
     else
@@ -414,10 +414,26 @@ class Tracer {
   MEGATRACE_DEVICE Stalled stalled(E, const uint32_t& slot, Try&& try_once, Block&& block) {
     if (try_once()) return {0, 0, false};
     const uint64_t begin = ptx::clock64();
-    const bool hung = spin_bounded(E::name, slot, block, [&] { hang(E::id, slot, begin); });
-    const uint64_t waited = ptx::clock64() - begin;
-    const uint32_t cycles = hung ? at_most(waited, kArgMask) : static_cast<uint32_t>(waited);
-    return {static_cast<decltype(Stalled::begin)>(begin - t0_), cycles, true};
+    return waited(begin, spin_bounded(E::name, slot, block, [&] { hang(E::id, slot, begin); }));
+  }
+
+  // The same where a try is long: its code is here once.
+  template <class E, class Ready>
+  MEGATRACE_DEVICE Stalled polled(E, const uint32_t& slot, Ready&& ready) {
+    uint64_t begin = 0;
+    const auto missed = [&] {
+      if (begin == 0) begin = ptx::clock64();
+      return false;
+    };
+    const bool hung = spin_bounded(
+        E::name, slot, [&] { return ready() || missed(); }, [&] { hang(E::id, slot, begin); });
+    return begin == 0 ? Stalled{0, 0, false} : waited(begin, hung);
+  }
+
+  MEGATRACE_DEVICE Stalled waited(uint64_t begin, bool hung) const {
+    const uint64_t cycles = ptx::clock64() - begin;
+    return {static_cast<decltype(Stalled::begin)>(begin - t0_),
+            hung ? at_most(cycles, kArgMask) : static_cast<uint32_t>(cycles), true};
   }
 
   // The slow path of a spin that may never end: everything this warp knows leaves now, then
