@@ -58,7 +58,6 @@ MEGATRACE_DEVICE float sum_tiles(T& t, Shared& s, const Work& work, uint32_t beg
       t.wait(ev::first_use{}, &s.full[stage], parity, ahead);
       stalled = {0, 0, false};
     } else {
-      if (i + 1 == work.tiles) t.settle(ev::full{}, ev::scale{});
       stalled = t.wait_later(ev::full{}, &s.full[stage], parity);
     }
     const float4* tile = reinterpret_cast<const float4*>(s.tile[stage]);

@@ -87,9 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (uint32_t i = 0; i < tiles; ++i) {
       const uint32_t stage = i % kStages, parity = (i / kStages) & 1;
       t.detail_instant(ev::tile{});
-      if (i + 1 == tiles) t.settle(ev::full{});
       const Stalled stalled = t.wait_later(ev::full{}, &s.full[stage], parity);
-      t.commit(ev::full{}, stalled);
       const float4* tile = reinterpret_cast<const float4*>(s.tile[stage]);
       for (uint32_t j = threadIdx.x - 32; j < kTile / 16; j += kThreads - 32) {
         const float4 v = tile[j];
@@ -97,6 +95,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       ptx::syncwarp();
       if (ptx::lane_id() == 0) ptx::mbar_arrive(&s.empty[stage]);
+      t.commit(ev::full{}, stalled);
       t.detail_instant(ev::tile{});
     }
     if (sum == 12345.f) out[0] = sum;

@@ -9,8 +9,6 @@
 //       t.end();
 //     } else {
 //       { auto span = t.span(ev::tile{}); ... }
-//       t.settle(ev::full{}, ev::partial{});     // before the last wait, what is to come
-//       t.wait(ev::full{}, &full[s], parity);
 //       t.publish(ev::partial{}, block);
 //       t.end();                                 // once a warp, in its role's own branch
 //     }
@@ -31,21 +29,26 @@
 // What costs is not the records, which fall into time the warp idles, but every instruction
 // before a launch's first load and after its last: run once, none of them is in the
 // instruction cache. So little is done there, and values asked for early are used late.
-// settle() does most of what end() has to before a wait that hides it.
 #pragma once
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "megatrace/ptx.cuh"
 #include "megatrace/sync.cuh"
-#include "megatrace/tracer_off.cuh"
 #include "megatrace/words.cuh"
 
 // Keeps the path that is seldom taken out of the way of the other's instructions.
 #define MEGATRACE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
 
 namespace megatrace {
+
+enum class Level : uint32_t { off, counters, timeline };
+
+// What a timeline holds: stalls that blocked, spans and hand-offs, or every try of a wait
+// and every instant too.
+enum class Detail : uint32_t { stalls, all };
 
 // The last parameter of a traced kernel. All pointers are device addresses; `control` is
 // null where nobody records.
@@ -71,7 +74,14 @@ inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
   return p;
 }
 
-template <Level L, Detail D>
+// A wait that ended and is not written down yet: commit it where time is to spare.
+struct Stalled {
+  std::conditional_t<ptx::kSlow, uint64_t, uint32_t> begin;  // cycles since launch start
+  uint32_t cycles;
+  bool blocked;
+};
+
+template <Level L, Detail D = Detail::stalls>
 class Tracer {
   static constexpr bool kTimeline = L == Level::timeline;
   static constexpr bool kAll = kTimeline && D == Detail::all;
@@ -172,7 +182,7 @@ class Tracer {
 
   template <class E, class... Args>
   MEGATRACE_DEVICE void commit(E, const Stalled& s, Args... args) {
-    static_assert(kWait<E>, "not a wait");
+    static_assert(E::kind == Kind::stall || E::kind == Kind::wait, "not a wait");
     static_assert(sizeof...(Args) == E::args,
                   "not the arguments of the table; a wait's first is its slot");
     if (!s.blocked) {
@@ -181,10 +191,6 @@ class Tracer {
       return;
     }
     constexpr uint32_t cause = static_cast<uint32_t>(E::cause);
-    if (settled_) {
-      if (adds_) add_sum(cause, s.cycles, 1);
-      return;
-    }
     cycles_[cause] += s.cycles;
     counts_[cause] += 1;
     if constexpr (kTimeline) {
@@ -198,27 +204,7 @@ class Tracer {
   // Writes the line in progress now: a place where the kernel has time.
   MEGATRACE_DEVICE void flush() {
     if constexpr (kTimeline)
-      if (used_ != 0) flush_line();
-  }
-
-  // Before a warp's last wait, while it has time: what is known leaves now, and end() is made
-  // ready. `to_come` are the events that still follow, one a record (a span's begin and its end
-  // are two). Where others follow, nothing is lost, but end() takes as long as without this.
-  template <class... E>
-  MEGATRACE_DEVICE void settle(E...) {
-    constexpr uint32_t words = (0u + ... + kWordsOf<E>);
-    static_assert(words + kClosingWords <= kRecordsPerLine, "more than the last line holds");
-    if (ptx::kSlow && ended_) ptx::misuse("settle() of a tracer that has ended");
-    if (ptx::opaque(control_.y) != 0) {
-      if constexpr (kTimeline) {
-        if (!headed_) live_ = live_ || wanted();
-        if (live_) return foresee(words);
-      }
-      adds_ = ptx::lane_id() == 0 && ring() < p_.warps;
-      sums_ = p_.sums + ring();
-      if (adds_) add_sums();
-    }
-    settled_ = true;
+      if (used_ != 0) flush_line(kLineWords);
   }
 
   // Closes the launch. Every warp calls it once, last, at the end of its role's own branch:
@@ -242,12 +228,6 @@ class Tracer {
   static MEGATRACE_DEVICE uint32_t arg(uint64_t v) {
     return kArgBit | (static_cast<uint32_t>(v) & kArgMask);
   }
-  template <class E>
-  static constexpr bool kWait = E::kind == Kind::stall || E::kind == Kind::wait;
-  // Words of a record; of a wait, where it blocks.
-  template <class E>
-  static constexpr uint32_t kWordsOf =
-      1 + kWait<E> + (E::kind == Kind::span ? 0 : E::args) + ptx::kSlow;
 
   // -- the line in progress ------------------------------------------------------------
 
@@ -305,7 +285,7 @@ class Tracer {
 
   // Room for so many words in the line in progress: a record never straddles two lines.
   MEGATRACE_DEVICE void room(uint32_t words) {
-    if (MEGATRACE_RARE(used_ + words > kRecordsPerLine)) flush_line();
+    if (MEGATRACE_RARE(used_ + words > kRecordsPerLine)) flush_line(kLineWords);
   }
 
   // Puts a record and its arguments into the line; there must be room.
@@ -321,33 +301,19 @@ class Tracer {
     stage((core::epoch::id << kTimeBits) | (static_cast<uint32_t>(since >> kTimeBits) & kTimeMask));
   }
 
-  MEGATRACE_DEVICE void flush_line() {
-    if (!headed_) {
+  MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
+    if (flushed_ == 0) {
       live_ = live_ || wanted();
-      head();
+      if (!asked_) after_dependency();
+      line_word_ = header_word();
     }
-    uint32_t* const line = this_line();
-    if (live_) ptx::store_line(line, line_word_, kLineWords);
-    ++flushed_;
+    const uint32_t number = ptx::opaque(cursor_.x) + ++flushed_;
+    if ((ptx::lane_id() & 15) == 0) line_word_ = number;
+    const uint64_t line = uint64_t{ring()} * (p_.line_mask + 1) + ((number - 1) & p_.line_mask);
+    if (live_) ptx::store_line(p_.lines + line * kLineWords, line_word_, lanes);
     words_ += used_;
     line_word_ = 0;
     used_ = 0;
-    due_ = ~0u;
-  }
-
-  MEGATRACE_DEVICE void head() {
-    if (!asked_) after_dependency();
-    line_word_ = header_word();
-    headed_ = true;
-  }
-
-  // Where the line in progress goes; puts its number into its two places.
-  MEGATRACE_DEVICE uint32_t* this_line() {
-    const uint32_t before = ptx::opaque(cursor_.x) + flushed_;
-    if (place_ >= used_) line_word_ = 0;  // what settle() foresaw and did not come
-    if ((ptx::lane_id() & 15) == 0) line_word_ = before + 1;
-    const uint64_t line = uint64_t{ring()} * (p_.line_mask + 1) + (before & p_.line_mask);
-    return p_.lines + line * kLineWords;
   }
 
   // -- the end of a launch -------------------------------------------------------------
@@ -355,57 +321,33 @@ class Tracer {
   MEGATRACE_DEVICE void finish() {
     if constexpr (kTimeline) {
       if (ptx::opaque(control_.y) == 0) return;
-      // As it was foreseen: no jump, behind which the code would have to be fetched.
-      const uint32_t lanes = used_ == due_ ? lanes_ : 0;
-      if (!ptx::kSlow || lanes != 0) store_last(lanes);
-      if (ptx::opaque(lanes) != 0) return;
-      if (!headed_ && !settled_) live_ = live_ || wanted();
-      if (live_) {
-        foresee(0);
-        return store_last(lanes_);
-      }
+      if (flushed_ == 0) live_ = live_ || wanted();
+      if (live_) return close();
     }
-    if (settled_ || ptx::opaque(control_.y) == 0) return;
-    if (ptx::lane_id() != 0 || ring() >= p_.warps) return;
-    sums_ = p_.sums + ring();
     add_sums();
   }
 
-  // Does all of the last line that does not need its time, where so many words are still to
-  // come before the closing.
-  MEGATRACE_DEVICE void foresee(uint32_t words) {
-    if (!headed_) head();
-    room(words + kClosingWords);
-    due_ = used_ + words;
-    lanes_ = due_ + kClosingWords <= kRecordsPerHalf ? kHalfWords : kLineWords;
-    line_ = this_line() + ptx::lane_id();
-    const uint32_t total = ptx::opaque(cursor_.y) + words_ + due_ + kClosingWords;
-    if (place_ == due_ + 2) line_word_ = arg(total);
-    if (ptx::lane_id() == 0)
+  MEGATRACE_DEVICE void close() {
+    room(kClosingWords);
+    const uint64_t cycles = ptx::clock64();
+    const uint32_t words = ptx::opaque(cursor_.y) + words_ + used_ + kClosingWords;
+    stage((core::closing::id << kTimeBits) | (static_cast<uint32_t>(cycles - t0_) & kTimeMask),
+          cycles, words);
+    flush_line(used_ <= kRecordsPerHalf ? kHalfWords : kLineWords);
+    if (live_ && ptx::lane_id() == 0)
       ptx::store_state(p_.cursors + ring(),
-                       make_uint4(cursor_.x + flushed_ + 1, total, cursor_.z + 1, 0));
-  }
-
-  // Stores the last line, whose count is there already.
-  MEGATRACE_DEVICE void store_last(uint32_t lanes) {
-    const uint32_t cycles = static_cast<uint32_t>(ptx::clock64());
-    const uint32_t time = (cycles - static_cast<uint32_t>(t0_)) & kTimeMask;
-    if (place_ == used_) line_word_ = core::closing::id << kTimeBits | time;
-    if (place_ == used_ + 1) line_word_ = arg(cycles);
-    ptx::store_line(line_ - ptx::lane_id(), line_word_, lanes);
+                       make_uint4(cursor_.x + flushed_, words, cursor_.z + 1, 0));
   }
 
   // Adds this launch's stalls to the running sums; a launch with a timeline says them there.
   // Nothing is read and nobody waits.
   MEGATRACE_DEVICE void add_sums() {
+    if (ptx::opaque(control_.y) == 0 || ptx::lane_id() != 0 || ring() >= p_.warps) return;
 #pragma unroll
-    for (uint32_t c = 0; c < kCauses; ++c) {
-      if (counts_[c] != 0) add_sum(c, cycles_[c], counts_[c]);
-      cycles_[c] = counts_[c] = 0;
-    }
-  }
-  MEGATRACE_DEVICE void add_sum(uint32_t cause, uint32_t cycles, uint32_t count) {
-    ptx::add_state(sums_ + cause * p_.warps, uint64_t{cycles} << kCountBits | count);
+    for (uint32_t c = 0; c < kCauses; ++c)
+      if (counts_[c] != 0)
+        ptx::add_state(p_.sums + c * p_.warps + ring(),
+                       uint64_t{cycles_[c]} << kCountBits | counts_[c]);
   }
 
   // -- the inside of a wait ------------------------------------------------------------
@@ -448,13 +390,11 @@ class Tracer {
         if (flushed_ != 0) {
           flushed_ = words_ = line_word_ = 0;
           used_ = kHeaderWords;
-          headed_ = false;
         }
-        settled_ = false;
       }
 #pragma unroll 1
       for (uint32_t line = 0; line < 2; ++line) {
-        flush_line();
+        flush_line(kLineWords);
         if (line != 0) break;
         stage((core::hang::id << kTimeBits) | (static_cast<uint32_t>(now - t0_) & kTimeMask), event,
               slot, at_most(now - begin, kArgMask));
@@ -464,27 +404,65 @@ class Tracer {
   }
 
   const Params p_;
-  uint2 control_ = {};        // step id, level
-  uint4 cursor_ = {};         // lines, words and launches of this warp before this launch
-  bool ended_ = false;        // looked at where there is time to
-  bool asked_ = false;        // the cursor is on its way
-  bool live_ = false;         // lines are wanted; known from the first on
-  bool headed_ = false;       // the first line has its header
-  bool settled_ = false;      // no timeline, and the sums so far are added
-  bool adds_ = false;         // this lane adds the others
-  uint64_t ns_ = 0;           // globaltimer at launch start
-  uint64_t t0_ = 0;           // clock, read with it
-  uint32_t line_word_ = 0;    // this lane's word of the line in progress
-  uint32_t place_ = ~0u;      // which record word of a line that is; none for the two numbers
-  uint32_t used_ = 0;         // record words in the line in progress
-  uint32_t flushed_ = 0;      // lines finished by this launch
-  uint32_t words_ = 0;        // record words in them
-  uint32_t due_ = ~0u;        // words that settle() foresaw before the closing
-  uint32_t lanes_ = 0;        // of the last line
-  uint32_t* line_ = nullptr;  // where this lane's word of the last line goes
-  uint64_t* sums_ = nullptr;  // of this warp
+  uint2 control_ = {};      // step id, level
+  uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
+  bool ended_ = false;      // looked at where there is time to
+  bool asked_ = false;      // the cursor is on its way
+  bool live_ = false;       // lines are wanted; known from the first on
+  uint64_t ns_ = 0;         // globaltimer at launch start
+  uint64_t t0_ = 0;         // clock, read with it
+  uint32_t line_word_ = 0;  // this lane's word of the line in progress
+  uint32_t place_ = ~0u;    // which record word of a line that is; none for the two numbers
+  uint32_t used_ = 0;       // record words in the line in progress
+  uint32_t flushed_ = 0;    // lines finished by this launch
+  uint32_t words_ = 0;      // record words in them
   uint32_t cycles_[kCauses] = {};
   uint32_t counts_[kCauses] = {};
+};
+
+// Off: same calls, no code, no state, an empty parameter.
+template <Detail D>
+class Tracer<Level::off, D> {
+ public:
+  struct Params {};
+  static constexpr Level level = Level::off;
+  static constexpr Detail detail = D;
+
+  struct Nothing {
+    MEGATRACE_DEVICE ~Nothing() {}
+  };
+
+  MEGATRACE_DEVICE explicit Tracer(const Params&) {}
+  Tracer(const Tracer&) = delete;
+  Tracer& operator=(const Tracer&) = delete;
+  MEGATRACE_DEVICE void after_dependency() {}
+  template <class E>
+  MEGATRACE_DEVICE Nothing span(E) {
+    return {};
+  }
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void instant(E, Args...) {}
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void detail_instant(E, Args...) {}
+  template <class E>
+  MEGATRACE_DEVICE void publish(E, uint32_t) {}
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void wait(E, uint64_t* bar, uint32_t parity, Args...) {
+    mbar_wait(E::name, bar, parity);
+  }
+  template <class E>
+  MEGATRACE_DEVICE Stalled wait_later(E, uint64_t* bar, uint32_t parity) {
+    mbar_wait(E::name, bar, parity);
+    return {0, 0, false};
+  }
+  template <class E, class Ready, class... Args>
+  MEGATRACE_DEVICE void poll(E, const uint32_t& slot, Ready&& ready, Args...) {
+    megatrace::poll(E::name, slot, ready);
+  }
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void commit(E, const Stalled&, Args...) {}
+  MEGATRACE_DEVICE void flush() {}
+  MEGATRACE_DEVICE void end() {}
 };
 
 }  // namespace megatrace

@@ -1,0 +1,186 @@
+"""What the monitor costs: first paint, and a viewer's share of a core at 4 Hz with 8 ranks.
+
+    python -m tests.bench.bench_live [--ranks 8] [--seconds 20] [--columns 150] [--rows 40]
+
+This program is the recorder: it publishes a page of 8 ranks x 62 layers x 3 roles, and of 132
+SMs, every 0.25 s. The viewer is ``megatrace live`` in a terminal of its own (a pty).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import pty
+import select
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+
+import numpy as np
+
+from megatrace.ring.aggregate import RANK_ROW, AggregatePage
+from megatrace.ring.session import Session
+from megatrace.ring.sums import Sums
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS, ROLES, SMS = 62, ("tensor", "math", "loader"), 132
+EVERY_S = 0.25
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """A session whose sums grow as those of a megakernel do: 171 steps a second."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        os.environ["MEGATRACE_RUNTIME_DIR"] = str(folder)
+        self.session = Session.create("bench", command=["server"])
+        self.page = AggregatePage.create(
+            self.session.path, ranks=ranks, layers=LAYERS, roles=ROLES, blocks=SMS
+        )
+        self.rows = np.zeros(ranks, RANK_ROW)
+        self.rows["rank"] = np.arange(ranks)
+        self.rows["alive"] = self.rows["device"] = 1
+        self.rows["every_n"], self.rows["ns_per_cycle"] = 8, 0.5
+        self.sums = Sums.zeros(self.page.shape)
+        self.random = np.random.default_rng(1)
+        self.due = time.monotonic()
+
+    def turn(self) -> None:
+        """Publish, if it is time."""
+        if time.monotonic() < self.due:
+            return
+        self.due += EVERY_S
+        self.rows["step"] += round(171 * EVERY_S)
+        self._grow(self.sums.seen_busy, 200_000)
+        self._grow(self.sums.seen_launches, 0, 132 * 4)
+        for table in (self.sums.seen_cycles, self.sums.cycles):
+            self._grow(table, 30_000)
+        self._grow(self.sums.sm_busy[:, :SMS], 200_000)
+        self._grow(self.sums.sm_cycles[:, :SMS], 30_000)
+        self._grow(self.sums.prefetch, 100)
+        asked = {"level": "timeline", "every": "auto", "steps": "all", "sms": "all"}
+        self.page.publish(ranks=self.rows, sums=self.sums, note={"asked": asked})
+
+    def _grow(self, table: np.ndarray, spread: int, least: int = 1) -> None:  # type: ignore[type-arg]
+        table += self.random.integers(least, least + spread + 1, table.shape).astype(np.uint64)
+
+
+class Viewer:
+    """``megatrace`` with some words, in a terminal of its own."""
+
+    def __init__(self, words: list[str], columns: int, rows: int) -> None:
+        self.begin_s = time.monotonic()
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+            env |= {"PYTHONPATH": str(ROOT)}
+            os.execve(sys.executable, [sys.executable, "-m", "megatrace", *words], env)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self, wait_s: float) -> bytes:
+        """What it has drawn."""
+        if not select.select([self.fd], [], [], wait_s)[0]:
+            return b""
+        try:
+            return os.read(self.fd, 1 << 20)
+        except OSError:
+            return b""
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    def quit(self) -> None:
+        """Press q."""
+        os.write(self.fd, b"q")
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+            self.read(0.05)
+        os.close(self.fd)
+
+
+def first_paint_s(
+    server: Server | None, words: list[str], columns: int, rows: int, sign: bytes
+) -> float:
+    """From the start of the process to ``sign`` on the screen."""
+    viewer = Viewer(words, columns, rows)
+    seen = b""
+    while sign not in seen and time.monotonic() - viewer.begin_s < 20:
+        if server is not None:
+            server.turn()
+        seen += viewer.read(0.01)
+    took = time.monotonic() - viewer.begin_s
+    viewer.quit()
+    return took
+
+
+def share_of_a_core(
+    server: Server, seconds: float, columns: int, rows: int, keys: bytes
+) -> tuple[float, int]:
+    """A viewer's CPU share after it has settled, and the bytes it draws a second."""
+    viewer = Viewer(["live"], columns, rows)
+    _drive(server, viewer, 4.0)
+    os.write(viewer.fd, keys)
+    _drive(server, viewer, 1.0)
+    before, begin = viewer.cpu_s(), time.monotonic()
+    drawn = _drive(server, viewer, seconds)
+    share = (viewer.cpu_s() - before) / (time.monotonic() - begin)
+    viewer.quit()
+    return share, round(drawn / seconds)
+
+
+def _drive(server: Server, viewer: Viewer, seconds: float) -> int:
+    drawn, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        server.turn()
+        drawn += len(viewer.read(0.02))
+    return drawn
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--columns", type=int, default=150)
+    parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    capture = ROOT / "examples/01_trace_a_kernel/h200.mtr"
+    size = (options.columns, options.rows)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="megatrace-bench-") as name:
+        server = Server(Path(name), options.ranks)
+        for words, sign in ((["live"], b"us/launch"), (["view", str(capture)], b"h200.mtr")):
+            times = [first_paint_s(server, words, *size, sign) for _ in range(options.repeat)]
+            print(
+                f"first paint of {words[0]}: {statistics.median(times):.2f} s "
+                f"[{min(times):.2f}, {max(times):.2f}]"
+            )
+        if not options.seconds:
+            return
+        plain = [_python_s() for _ in range(options.repeat)]
+        print(f"  of which python itself: {statistics.median(plain):.2f} s")
+        for view, keys in (("layers", b"1"), ("ranks", b"2"), ("map", b"3")):
+            share, drawn = share_of_a_core(server, options.seconds, *size, keys)
+            print(
+                f"{options.ranks} ranks, {options.columns} x {options.rows}, {view}: "
+                f"{100 * share:.1f} % of a core, {drawn / 1000:.0f} kB/s drawn"
+            )
+        server.session.close(remove=True)
+
+
+def _python_s() -> float:
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    return time.monotonic() - begin
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Runs steps of the Muse Spark layer kernel for a recorder.
+
+    megatrace record -o layer.mtr -- python -m tests.bench.record_layer [--layers 4] [--rows 16]
+
+On a GPU at released sizes, one rank of TP8/EP8 with its peers emulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+
+from megatrace.agent.kernel import KernelAgent, RingSize
+from megatrace.muse.events import MUSE, ROLES
+from megatrace.muse.program import KERNELS, Build, Program
+from tests.bench.bench_layer import Setup
+
+
+def main() -> int:
+    """Build, run, stop."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--form", choices=("fused", "twin"), default="fused")
+    parser.add_argument("--l2-bytes", type=int, default=0)
+    options = parser.parse_args()
+    build = Build(target="sm_90a", level="timeline")
+    setup = Setup.make(options.layers, options.rows, options.context, build, options.l2_bytes)
+    engine = setup.engine
+    agent = KernelAgent.start(
+        MUSE,
+        blocks=engine.blocks,
+        roles=ROLES,
+        kernels=KERNELS,
+        device="cuda",
+        size=RingSize(lines=256, layers=options.layers),
+    )
+    launches = engine.step(options.rows, options.form, embed=True)
+    with agent, Program(launches, build, trace=agent.params) as program:
+        engine.empty()
+        torch.cuda.synchronize()
+        for _ in range(options.steps):
+            engine.tokens.random_(0, 4096)
+            torch.cuda.synchronize()
+            begin_ns = time.monotonic_ns()
+            agent.begin_step(program.stream)
+            program.replay()
+            program.synchronize()
+            agent.span("step", begin_ns, time.monotonic_ns(), (1, options.rows, 1, -1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
