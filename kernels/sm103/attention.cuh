@@ -1,243 +1,260 @@
 // Attention of a step's rows over the paged keys and values, split over the blocks.
 //
-// The visible positions are cut into chunks; (kv head, chunk) are the units that blocks share.
-// In a block all workers stage 64 keys at a time, and a tensor warp takes one query head of
-// the group: its 16 rows are the rows of the step. The chunks of a (row, head) meet in the
+// The visible positions are cut into chunks; (chunk, kv head) are the units that blocks share.
+// In a block the tensor warps stage 64 keys at a time, and each takes one query head of the
+// group: its 16 rows are the rows of the step. The chunks of a (row, head) meet in the
 // merge, which a team of warps does.
 #pragma once
 
 #include "attention_keys.cuh"
-#include "heads.cuh"
 
 namespace muse {
 
-// Hands a chunk of a head over. Lanes 2m and 2m + 1 trade pairs, so that each stores four dims.
-MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_t split,
-                                     uint32_t head) {
-  const uint32_t g = ptx::lane_id() >> 2, j = ptx::lane_id() & 3, odd = j & 1;
+// Where a chunk's partial of item = row * heads + head lies, in units of what a partial has.
+MEGATRACE_DEVICE uint32_t partial_index(const Params& p, uint32_t split, uint32_t item) {
+  return split * (p.shape.rows * p.shape.heads) + item;
+}
+
+// As float_word, but one instruction: a sum is never kEmpty, for arithmetic makes other NaNs.
+MEGATRACE_DEVICE uint32_t sum_word(float v) { return __float_as_uint(v + 0.0f); }
+
+MEGATRACE_DEVICE uint64_t sum_words(float low, float high) {
+  return uint64_t{sum_word(high)} << 32 | sum_word(low);
+}
+
+// Hands a chunk of a head over. A lane stores what it has: vector 4 k + j of a partial is the
+// pairs that lane j has of dims 16 k .. 16 k + 7 and of the eight after them.
+MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_t lane,
+                                     uint32_t split, uint32_t head) {
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t row = g + 8 * half;
-    const uint32_t at = partial_row(p, split, head, row);
+    const uint32_t row = (lane >> 2) + 8 * half, j = lane & 3;
+    const uint32_t at = partial_index(p, split, row * p.shape.heads + head);
     float sum = a.sum[half];
     sum += ptx::shuffle_xor(sum, 1);
     sum += ptx::shuffle_xor(sum, 2);
-    if (row < p.shape.rows && j == 0) {
-      put(p.handoff.attn_sum + 2 * at, float_word(a.maximum[half]));
-      put(p.handoff.attn_sum + 2 * at + 1, float_word(sum));
-    }
+    if (row >= p.shape.rows) continue;
+    uint4* to = reinterpret_cast<uint4*>(p.handoff.attn_out) + at * (kHeadDim / 4) + j;
 #pragma unroll
-    for (uint32_t i = 0; i < 8; i += 2) {
-      const float (&even)[4] = a.out[i], (&other)[4] = a.out[i + 1];
-      const float x = odd ? other[2 * half] : even[2 * half];
-      const float y = odd ? other[2 * half + 1] : even[2 * half + 1];
-      const float u = ptx::shuffle_xor(odd ? even[2 * half] : other[2 * half], 1);
-      const float v = ptx::shuffle_xor(odd ? even[2 * half + 1] : other[2 * half + 1], 1);
-      const uint32_t x0 = float_word(x), y0 = float_word(y), u0 = float_word(u), v0 = float_word(v);
-      uint32_t* to = p.handoff.attn_out + at * kHeadDim + (i + odd) * 8 + (j & 2) * 2;
-      if (row < p.shape.rows)
-        put(reinterpret_cast<uint4*>(to),
-            odd ? make_uint4(u0, v0, x0, y0) : make_uint4(x0, y0, u0, v0));
+    for (uint32_t k = 0; k < 4; ++k) {
+      const float (&x)[4] = a.out[2 * k], (&y)[4] = a.out[2 * k + 1];
+      put(to + 4 * k, make_uint4(sum_word(x[2 * half]), sum_word(x[2 * half + 1]),
+                                 sum_word(y[2 * half]), sum_word(y[2 * half + 1])));
     }
+    if (j == 0)
+      ptx::store_relaxed(reinterpret_cast<uint64_t*>(p.handoff.attn_sum) + at,
+                         sum_words(a.maximum[half], sum));
   }
 }
 
-// One chunk of a kv head; all workers. `stage` goes on from chunk to chunk, so that one barrier
-// a stage keeps readers and writers apart.
-MEGATRACE_DEVICE void attend_chunk(const Params& p, Shared& s, const Chunks& c, uint32_t kv_head,
-                                   uint32_t split, uint32_t& stage) {
-  const uint32_t group = p.shape.heads / p.shape.kv_heads, head = kv_head * group + warp_id();
-  const uint32_t begin = c.first + split * c.keys;
-  const uint32_t end = begin + c.keys < c.end ? begin + c.keys : c.end;
-  KeyStager stager(p, kv_head, begin, end);
+// One chunk of a kv head; the tensor warps. `stage` goes on from chunk to chunk, so that one
+// barrier a stage keeps readers and writers apart.
+//
+// The first turn is at zeros past the end, all hidden: it brings the code into the instruction
+// cache while the first keys are on their way.
+MEGATRACE_DEVICE void attend_chunk(const Params& p, Shared& s, const Chunks& c, uint32_t thread,
+                                   uint32_t kv_head, uint32_t split, uint32_t& stage) {
+  const uint32_t begin = c.first + split * c.keys, end = min(begin + c.keys, c.end);
+  KeyStager stager(p, thread, kv_head, begin, end);
+  const uint32_t group = quotient(p.shape.heads, p.shape.kv_heads);
+  const uint32_t warp = thread >> 5, lane = thread & 31, head = kv_head * group + warp;
+  const bool attends = warp < group;
   uint32_t q[4][4];
   Attended a;
-  if (warp_id() < group) load_query(q, p, head);
-  for (uint32_t position = begin; position < end; position += kStageKeys) {
-    char* staged = s.work + (stage++ & 1) * kStagedBytes;
+  if (attends) load_query(q, p, lane, head);
+  uint32_t position = c.end;
+#pragma unroll 1
+  for (uint32_t next = begin;; next += kStageKeys) {
+    char* staged = s.work + stage;
+    stage ^= kStagedBytes;
     stager.place(staged);
-    workers_sync();
+    tensor_sync();
     stager.fetch();
-    if (warp_id() < group) attend_stage(a, q, p, c, staged, position);
+    if (attends) attend_stage(a, q, p, c, staged, lane, position);
+    if (next >= end) break;
+    position = next;
   }
-  if (warp_id() < group) store_attended(p, a, split, head);
+  if (attends) store_attended(p, a, lane, split, head);
 }
 
 template <class T>
 MEGATRACE_DEVICE void attention(T& t, const Params& p, Shared& s) {
-  const Chunks c = attention_chunks(p);
-  const uint32_t units = p.shape.kv_heads * c.splits;
-  const uint32_t begin = share_begin(units, blockIdx.x), end = share_begin(units, blockIdx.x + 1);
-  if (begin == end) return;
+  const uint32_t thread = ptx::opaque(threadIdx.x), kv_heads = p.shape.kv_heads;
+  if (thread >= kTensorWarps * 32) return;
+  const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
+  uint32_t unit = blockIdx.x, split = quotient(unit, kv_heads);
+  if (c.first + split * c.keys >= c.end) return;
   auto span = t.span(ev::attention{});
   uint32_t stage = 0;
-  for (uint32_t unit = begin; unit < end; ++unit)
-    attend_chunk(p, s, c, unit / c.splits, unit % c.splits, stage);
-  if (warp_id() < p.shape.heads / p.shape.kv_heads) t.publish(ev::attn_part{}, blockIdx.x);
-  workers_sync();
+#pragma unroll 1
+  do {
+    attend_chunk(p, s, c, thread, unit - split * kv_heads, split, stage);
+    unit += gridDim.x;
+    split = quotient(unit, kv_heads);
+  } while (c.first + split * c.keys < c.end);
+  if ((thread >> 5) < quotient(p.shape.heads, kv_heads)) t.publish(ev::attn_part{}, blockIdx.x);
+  tensor_sync();
 }
 
 // -- merge -------------------------------------------------------------------------------
 
-// Chunks of one (row, head) that a warp has merged. Lane l holds dims 4 (l % 16) .. + 3, of the
-// even chunks (l < 16) or of the odd ones.
+// Chunks of one item that a warp has merged: lane l holds vector l % 16 of the even ones of them
+// (l < 16) or of the odd ones.
 struct Merged {
   float out[4] = {};
   float maximum = kNoMaximum;
   float sum = 0;
 };
 
-constexpr uint32_t kMergeChunks = 16;             // asked for at once
+constexpr uint32_t kMergeVectors = 8;  // a lane asks for at once
+constexpr uint32_t kMergeChunks = 2 * kMergeVectors;
 constexpr uint32_t kMergedFloats = kHeadDim + 4;  // in shared memory: out, maximum, sum
 
-// The chunks split .. split + count - 1 of one (row, head), at most kMergeChunks.
-struct ChunkRun {
-  uint32_t row, head, split, count;
+// A warp's place in the merge of an item.
+struct Member {
+  uint32_t item, index, team;
+  uint32_t splits;  // of the item: chunks index, index + team, ... are this warp's
 };
 
-// One try at maxima and sums: lane l gets those of chunk l % 16.
-MEGATRACE_DEVICE bool try_sums(uint32_t& slot, uint2& sum, const Params& p, const Chunks& c,
-                               const ChunkRun& run) {
-  const uint32_t i = ptx::lane_id() & 15;
-  const uint32_t at = partial_row(p, run.split + i, run.head, run.row);
-  return try_load(
-      slot,
-      [&] {
-        sum = make_uint2(0, 0);
-        if (i < run.count) sum = ptx::load_pair(p.handoff.attn_sum + 2 * at);
-        return filled(sum.x) && filled(sum.y);
-      },
-      [&] { return attention_producer(p, c, run.head, run.split + i); });
+// Asks again for what is missing, bit i for vector i of this lane and the last bit for the sums
+// of chunk lane % 16, of the warp's chunks from `first` on. Says whether all is there.
+MEGATRACE_DEVICE bool try_chunks(uint32_t& missing, uint4 (&v)[kMergeVectors], uint2& sums,
+                                 const Params& p, const Member& m, uint32_t lane, uint32_t first) {
+  const uint32_t partial = p.shape.rows * p.shape.heads;  // of a chunk
+  const uint32_t mine = first + (lane & 15) * m.team;
+  if (missing >> kMergeVectors != 0 && mine < m.splits)
+    sums = ptx::load_pair(p.handoff.attn_sum + (mine * partial + m.item) * 2);
+  const char* from = reinterpret_cast<const char*>(p.handoff.attn_out) +
+                     (m.item * (kHeadDim * 4) + (lane & 15) * 16);
+  uint32_t chunk = first + (lane >> 4) * m.team;
+#pragma unroll
+  for (uint32_t i = 0; i < kMergeVectors; ++i, chunk += 2 * m.team)
+    if ((missing & 1u << i) != 0 && chunk < m.splits)
+      v[i] = ptx::load_relaxed(
+          reinterpret_cast<const uint4*>(from + uint64_t{chunk} * (partial * (kHeadDim * 4))));
+  if (filled(sums.x) && filled(sums.y)) missing &= (1u << kMergeVectors) - 1;
+#pragma unroll
+  for (uint32_t i = 0; i < kMergeVectors; ++i)
+    if (filled(v[i])) missing &= ~(1u << i);
+  return missing == 0;
 }
 
-// One try at v[i] = this lane's dims of chunk 2 i + l / 16, zero past the run.
-MEGATRACE_DEVICE bool try_outs(uint32_t& slot, uint4 (&v)[kMergeChunks / 2], const Params& p,
-                               const Chunks& c, const ChunkRun& run) {
-  const uint32_t odd = ptx::lane_id() >> 4, step = partial_row(p, 2, 0, 0) * (kHeadDim / 4);
-  const uint32_t first =
-      partial_row(p, run.split + odd, run.head, run.row) * (kHeadDim / 4) + (ptx::lane_id() & 15);
-  uint32_t missing = 0;
-  return try_load(
-      slot,
-      [&] {
-        bool here = true;
-#pragma unroll
-        for (uint32_t i = 0; i < kMergeChunks / 2; ++i) {
-          v[i] = make_uint4(0, 0, 0, 0);
-          if (2 * i + odd < run.count)
-            v[i] = ptx::load_relaxed(reinterpret_cast<const uint4*>(p.handoff.attn_out) + first +
-                                     i * step);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < kMergeChunks / 2; ++i)
-          if (!filled(v[i])) here = false, missing = 2 * i + odd;
-        return here;
-      },
-      [&] { return attention_producer(p, c, run.head, run.split + missing); });
-}
-
-// The sums are asked for first: few bytes to try again and again while chunks are in the making.
+// The next kMergeChunks of the warp's chunks, from `first` on.
 template <class T>
-MEGATRACE_DEVICE void merge_run(T& t, Merged& m, const Params& p, const Chunks& c,
-                                const ChunkRun& run) {
-  uint2 sums;
-  uint4 v[kMergeChunks / 2];
-  uint32_t slot = 0;
-  t.poll(ev::attn_part_wait{}, slot,
-         [&] { return try_sums(slot, sums, p, c, run) && try_outs(slot, v, p, c, run); });
-  const bool mine = (ptx::lane_id() & 15) < run.count;
-  const float my_maximum = mine ? __uint_as_float(sums.x) : kNoMaximum;
-  float top = my_maximum;
+MEGATRACE_DEVICE void merge_chunks(T& t, Merged& a, const Params& p, const Member& m, uint32_t lane,
+                                   uint32_t first) {
+  uint2 sums = make_uint2(__float_as_uint(kNoMaximum), 0);
+  uint4 v[kMergeVectors] = {};
+  uint32_t slot = 0, missing = (2u << kMergeVectors) - 1;
+  t.poll(ev::attn_part_wait{}, slot, [&] {
+    return try_load(
+        slot, [&] { return try_chunks(missing, v, sums, p, m, lane, first); },
+        [&] {
+          const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
+          const uint32_t chunk = bit == kMergeVectors ? lane & 15 : 2 * bit + (lane >> 4);
+          const uint32_t row = quotient(m.item, p.shape.heads);
+          return attention_producer(p, m.item - row * p.shape.heads, first + chunk * m.team);
+        });
+  });
+  float top = __uint_as_float(sums.x);
 #pragma unroll
   for (uint32_t mask = 8; mask != 0; mask /= 2) top = fmaxf(top, ptx::shuffle_xor(top, mask));
-  const float maximum = fmaxf(m.maximum, top), shrink = ptx::exp2_approx(m.maximum - maximum);
-  const float weight = mine ? ptx::exp2_approx(my_maximum - maximum) : 0;
+  const float maximum = fmaxf(a.maximum, top), shrink = ptx::exp2_approx(a.maximum - maximum);
+  const float weight = ptx::exp2_approx(__uint_as_float(sums.x) - maximum);
   float sum = weight * __uint_as_float(sums.y);
 #pragma unroll
   for (uint32_t mask = 8; mask != 0; mask /= 2) sum += ptx::shuffle_xor(sum, mask);
-  m.maximum = maximum;
-  m.sum = m.sum * shrink + sum;
+  a.maximum = maximum;
+  a.sum = a.sum * shrink + sum;
 #pragma unroll
-  for (uint32_t k = 0; k < 4; ++k) m.out[k] *= shrink;
+  for (uint32_t k = 0; k < 4; ++k) a.out[k] *= shrink;
 #pragma unroll
-  for (uint32_t i = 0; i < kMergeChunks / 2; ++i) {
-    const float w = ptx::shuffle(weight, 2 * i + (ptx::lane_id() >> 4));
-    m.out[0] += w * __uint_as_float(v[i].x);
-    m.out[1] += w * __uint_as_float(v[i].y);
-    m.out[2] += w * __uint_as_float(v[i].z);
-    m.out[3] += w * __uint_as_float(v[i].w);
+  for (uint32_t i = 0; i < kMergeVectors; ++i) {
+    const float w = ptx::shuffle(weight, 2 * i + (lane >> 4));
+    a.out[0] += w * __uint_as_float(v[i].x);
+    a.out[1] += w * __uint_as_float(v[i].y);
+    a.out[2] += w * __uint_as_float(v[i].z);
+    a.out[3] += w * __uint_as_float(v[i].w);
   }
 }
 
-// A team member's share of the chunks of a (row, head), into shared memory.
+// A team member's share of an item, into shared memory.
 template <class T>
-MEGATRACE_DEVICE void merge_share(T& t, float* merged, const Params& p, const Chunks& c,
-                                  uint32_t item, uint32_t member, uint32_t team) {
-  Merged m;
-  const uint32_t end = c.splits * (member + 1) / team;
-  ChunkRun run = {item / p.shape.heads, item % p.shape.heads, c.splits * member / team, 0};
-  for (; run.split < end; run.split += run.count) {
-    run.count = end - run.split < kMergeChunks ? end - run.split : kMergeChunks;
-    merge_run(t, m, p, c, run);
-  }
+MEGATRACE_DEVICE void merge_share(T& t, float* merged, const Params& p, const Member& m,
+                                  uint32_t lane) {
+  Merged a;
+#pragma unroll 1
+  for (uint32_t first = m.index; first < m.splits; first += kMergeChunks * m.team)
+    merge_chunks(t, a, p, m, lane, first);
 #pragma unroll
-  for (uint32_t k = 0; k < 4; ++k) m.out[k] += ptx::shuffle_xor(m.out[k], 16);
-  const uint32_t lane = ptx::lane_id();
-  float4* out = reinterpret_cast<float4*>(merged);
-  if (lane < 16) out[lane] = make_float4(m.out[0], m.out[1], m.out[2], m.out[3]);
-  if (lane == 16) out[16] = make_float4(m.maximum, m.sum, 0, 0);
+  for (uint32_t k = 0; k < 4; ++k) a.out[k] += ptx::shuffle_xor(a.out[k], 16);
+  if (lane < 16)
+    reinterpret_cast<float4*>(merged)[lane] = make_float4(a.out[0], a.out[1], a.out[2], a.out[3]);
+  if (lane == 0) *reinterpret_cast<float2*>(merged + kHeadDim) = make_float2(a.maximum, a.sum);
 }
 
-// The team's shares in order, then norm and gate: o = bf(rms(bf(attention)) * sigmoid(gate)).
-// Lane l makes the pair of dims 2l, 2l + 1.
-MEGATRACE_DEVICE void finish_head_out(const Params& p, const float* merged, uint32_t item,
-                                      uint32_t team, uint32_t gate) {
-  const uint32_t lane = ptx::lane_id();
+// The team's shares, `stride` floats apart, in order, then norm and gate:
+// o = bf(rms(bf(attention)) * sigmoid(gate)). Lane l makes the pair of dims 2l, 2l + 1.
+MEGATRACE_DEVICE void finish_head_out(const Params& p, const float* merged, const Member& m,
+                                      uint32_t stride, uint32_t lane, uint32_t gate) {
+  const uint32_t pair = (lane & 24) | (lane & 3) << 1 | (lane >> 2 & 1);
   float maximum = kNoMaximum, sum = 0, x = 0, y = 0;
-  for (uint32_t i = 0; i < team; ++i)
-    maximum = fmaxf(maximum, merged[i * kMergedFloats + kHeadDim]);
-  for (uint32_t i = 0; i < team; ++i) {
-    const float* share = merged + i * kMergedFloats;
-    const float weight = ptx::exp2_approx(share[kHeadDim] - maximum);
-    sum += weight * share[kHeadDim + 1];
-    x += weight * share[2 * lane];
-    y += weight * share[2 * lane + 1];
+#pragma unroll 1
+  for (uint32_t i = 0; i < m.team; ++i, merged += stride) {
+    const float2 share = *reinterpret_cast<const float2*>(merged + kHeadDim);
+    const float2 out = *reinterpret_cast<const float2*>(merged + 2 * pair);
+    const float top = fmaxf(maximum, share.x);
+    const float shrink = ptx::exp2_approx(maximum - top);
+    const float weight = ptx::exp2_approx(share.x - top);
+    maximum = top;
+    sum = sum * shrink + weight * share.y;
+    x = x * shrink + weight * out.x;
+    y = y * shrink + weight * out.y;
   }
-  x = ptx::round_bf16(x / sum);
-  y = ptx::round_bf16(y / sum);
+  const float part = reciprocal(sum);
+  const uint32_t rounded = ptx::pack_bf16(x * part, y * part);
+  x = ptx::bf16_low(rounded);
+  y = ptx::bf16_high(rounded);
   const float scale = head_rms_scale(x, y, p.shape.eps_norm);
-  const float gx = 1 / (1 + expf(-ptx::bf16_low(gate))), gy = 1 / (1 + expf(-ptx::bf16_high(gate)));
-  put(p.handoff.heads + item * (kHeadDim / 2) + lane,
+  const float gx = reciprocal(1 + ptx::exp2_approx(-kLog2e * ptx::bf16_low(gate)));
+  const float gy = reciprocal(1 + ptx::exp2_approx(-kLog2e * ptx::bf16_high(gate)));
+  put(p.handoff.heads + m.item * (kHeadDim / 2) + lane,
       pair_word(ptx::pack_bf16(x * scale * gx, y * scale * gy)));
 }
 
+// The shares of the warps lie where later the routing is: neither the staged keys, at which
+// tensor warps may still be, nor what the next phase writes are there. So the warps that need
+// not finish an item go on.
 template <class T>
 MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   constexpr uint32_t kWorkerWarps = kWorkers / 32;
+  static_assert(sizeof(Routing) >= kWorkerWarps * kMergedFloats * 4, "a share each");
+  static_assert(offsetof(Shared, routing) % 16 == 0, "vectors");
+  const uint32_t thread = ptx::opaque(threadIdx.x), lane = thread & 31;
+  const uint32_t warp = thread >> 5;
   const uint32_t items = p.shape.rows * p.shape.heads;
-  const uint32_t begin = share_begin(items, blockIdx.x), end = share_begin(items, blockIdx.x + 1);
+  const uint32_t begin = quotient(items * blockIdx.x, gridDim.x);
+  const uint32_t end = quotient(items * blockIdx.x + items, gridDim.x);
   if (begin == end) return;
   auto span = t.span(ev::attention_merge{});
-  const Chunks c = attention_chunks(p);
-  const uint32_t team = end - begin < kWorkerWarps ? kWorkerWarps / (end - begin) : 1;
-  const uint32_t teams = kWorkerWarps / team, member = warp_id() % team;
-  bool stored = false;
-  float* merged = reinterpret_cast<float*>(s.work) + warp_id() * kMergedFloats;
-  for (uint32_t first = begin; first < end; first += teams) {
-    const uint32_t item = first + warp_id() / team;
-    const bool mine = warp_id() < teams * team && item < end;
+  const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
+  const uint32_t at_once = min(end - begin, kWorkerWarps), index = quotient(warp, at_once);
+  Member m = {begin + warp - index * at_once, index, quotient(kWorkerWarps, at_once),
+              quotient(c.end - c.first + c.keys - 1, c.keys)};
+  float* merged = reinterpret_cast<float*>(&s.routing) + warp * kMergedFloats;
+#pragma unroll 1
+  for (uint32_t left = end - begin;; m.item += at_once, left -= at_once) {
+    const bool mine = m.index < m.team && m.item < end;
+    const bool finishes = mine && m.index == 0;
     uint32_t gate = 0;  // asked for early
-    if (mine && member == 0)
-      gate = reinterpret_cast<const uint32_t*>(p.gate)[item * (kHeadDim / 2) + ptx::lane_id()];
-    if (mine) merge_share(t, merged, p, c, item, member, team);
+    if (finishes) gate = reinterpret_cast<const uint32_t*>(p.gate)[m.item * (kHeadDim / 2) + lane];
+    if (mine) merge_share(t, merged, p, m, lane);
     workers_sync();
-    if (mine && member == 0) {
-      finish_head_out(p, merged, item, team, gate);
-      stored = true;
-    }
+    if (finishes) finish_head_out(p, merged, m, at_once * kMergedFloats, lane, gate);
+    if (left <= at_once) break;
     workers_sync();
   }
-  if (stored) t.publish(ev::heads{}, blockIdx.x);
+  if (m.index == 0) t.publish(ev::heads{}, blockIdx.x);
 }
 
 }  // namespace muse

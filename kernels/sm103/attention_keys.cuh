@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "handoff.cuh"
+#include "heads.cuh"
 
 namespace muse {
 
@@ -18,57 +19,52 @@ static_assert(2 * kStagedBytes <= kWorkBytes, "two stages of keys and values");
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNoMaximum = -1e30f;  // of rows that see nothing yet; finite, so no inf - inf
 
+// The oldest position that a query at `last` sees; window 0 is all.
+MEGATRACE_DEVICE uint32_t oldest_seen(const Params& p, uint32_t last) {
+  const uint32_t before = p.kv.window - 1;
+  return (last > before ? last : before) - before;
+}
+
 // How the visible positions first..end of a step are cut: by lengths only, so that every block
 // and every replay cuts alike.
 struct Chunks {
   uint32_t context, first, end;
-  uint32_t keys;    // a chunk, but for the last
-  uint32_t splits;  // chunks of a kv head
+  uint32_t keys;  // a chunk, but for the last
 };
 
-MEGATRACE_DEVICE Chunks attention_chunks(const Params& p) {
-  Chunks c;
-  c.context = static_cast<uint32_t>(*p.context);
-  c.first = p.kv.window != 0 && c.context >= p.kv.window ? c.context + 1 - p.kv.window : 0;
-  c.end = c.context + p.shape.rows;
-  uint32_t most = gridDim.x / p.shape.kv_heads;
-  most = most < p.shape.max_splits ? most : p.shape.max_splits;
-  most = most != 0 ? most : 1;
-  const uint32_t stages = (c.end - c.first + kStageKeys - 1) / kStageKeys;
-  const uint32_t stages_a_chunk = (stages + most - 1) / most;
-  c.keys = stages_a_chunk * kStageKeys;
-  c.splits = (stages + stages_a_chunk - 1) / stages_a_chunk;
-  return c;
+MEGATRACE_DEVICE Chunks attention_chunks(const Params& p, uint32_t context) {
+  const uint32_t first = oldest_seen(p, context), end = context + p.shape.rows;
+  const uint32_t stages = (end - first + kStageKeys - 1) / kStageKeys;
+  const uint32_t fair = quotient(gridDim.x, p.shape.kv_heads);
+  const uint32_t most = max(min(fair, p.shape.max_splits), 1u);
+  return {context, first, end, quotient(stages + most - 1, most) * kStageKeys};
 }
 
-// The block that hands over a chunk of a query head.
-MEGATRACE_DEVICE uint32_t attention_producer(const Params& p, const Chunks& c, uint32_t head,
-                                             uint32_t split) {
-  const uint32_t kv_head = head / (p.shape.heads / p.shape.kv_heads);
-  return share_owner(p.shape.kv_heads * c.splits, kv_head * c.splits + split);
-}
-
-// Where a chunk's partial of (query head, row) lies, in units of what a row has.
-MEGATRACE_DEVICE uint32_t partial_row(const Params& p, uint32_t split, uint32_t head,
-                                      uint32_t row) {
-  return (split * p.shape.heads + head) * p.shape.rows + row;
+// The block that hands over a chunk of a query head: (chunk, kv head) are the units.
+MEGATRACE_DEVICE uint32_t attention_producer(const Params& p, uint32_t head, uint32_t split) {
+  const uint32_t group = quotient(p.shape.heads, p.shape.kv_heads);
+  const uint32_t unit = split * p.shape.kv_heads + quotient(head, group);
+  return unit - quotient(unit, gridDim.x) * gridDim.x;
 }
 
 // -- staging -----------------------------------------------------------------------------
 
-// A worker's part of every stage: 16 bytes of every 22nd key, asked for a stage ahead, and
-// their slots two stages ahead. Counts in 32 bits: a layer's keys are less than 64 GB.
+// A tensor warp's part of every stage: eight keys and their values, 16 bytes a lane of two of
+// them at once, asked for a stage ahead; lane l knows the slot of key l % 8 a stage before.
 class KeyStager {
  public:
-  MEGATRACE_DEVICE KeyStager(const Params& p, uint32_t kv_head, uint32_t begin, uint32_t end)
-      : slots_(p.kv.slots),
-        next_(begin + key()),
-        end_(end),
-        stride_(p.shape.kv_heads * kKeyVectors) {
-    const uint16_t* plane = part() < kKeyVectors ? p.kv.keys : p.kv.values;
-    from_ = reinterpret_cast<const uint4*>(plane) + kv_head * kKeyVectors + part() % kKeyVectors;
+  MEGATRACE_DEVICE KeyStager(const Params& p, uint32_t thread, uint32_t kv_head, uint32_t begin,
+                             uint32_t end)
+      : end_(end), key_bytes_(p.shape.kv_heads * kHeadDim * 2), lane_(thread & 31) {
+    const uint32_t first = (thread >> 5) * kWarpKeys, part = thread & 15;
+    next_ = begin + first + (thread & (kWarpKeys - 1));
+    slots_ = p.kv.slots;
     find();
-    fetch();
+    const bool is_key = part < kKeyVectors;
+    const uint32_t vector = part & (kKeyVectors - 1);
+    from_ = reinterpret_cast<const char*>(is_key ? p.kv.keys : p.kv.values) +
+            (kv_head * kKeyVectors + vector) * 16;
+    place_ = (first + (lane_ >> 4)) * kKeyStride + vector * 16 + (is_key ? 0 : kKeysBytes);
   }
 
   // Asks for the stage whose slots are known. Keys past the end or in slot 0, which pads, are
@@ -76,43 +72,36 @@ class KeyStager {
   MEGATRACE_DEVICE void fetch() {
 #pragma unroll
     for (uint32_t i = 0; i < kCopies; ++i) {
+      const uint32_t slot = ptx::shuffle(slot_, 2 * i + (lane_ >> 4));
       held_[i] = make_uint4(0, 0, 0, 0);
-      if (slot_[i] > 0) held_[i] = from_[static_cast<uint32_t>(slot_[i]) * stride_];
+      if (static_cast<int32_t>(slot) > 0)
+        held_[i] = *reinterpret_cast<const uint4*>(from_ + uint64_t{slot} * key_bytes_);
     }
     find();
   }
 
   MEGATRACE_DEVICE void place(char* stage) const {
-    char* to = stage + (part() < kKeyVectors ? 0 : kKeysBytes) + part() % kKeyVectors * 16;
 #pragma unroll
     for (uint32_t i = 0; i < kCopies; ++i)
-      if (key() + i * kStep < kStageKeys)
-        *reinterpret_cast<uint4*>(to + (key() + i * kStep) * kKeyStride) = held_[i];
+      *reinterpret_cast<uint4*>(stage + place_ + 2 * i * kKeyStride) = held_[i];
   }
 
  private:
-  static constexpr uint32_t kStep = kWorkers / (2 * kKeyVectors);  // keys that workers take at once
-  static constexpr uint32_t kCopies = (kStageKeys + kStep - 1) / kStep;
-
-  static MEGATRACE_DEVICE uint32_t key() { return threadIdx.x / (2 * kKeyVectors); }
-  static MEGATRACE_DEVICE uint32_t part() { return threadIdx.x % (2 * kKeyVectors); }
+  static constexpr uint32_t kWarpKeys = kStageKeys / kTensorWarps;
+  static constexpr uint32_t kCopies = kWarpKeys / 2;
 
   MEGATRACE_DEVICE void find() {
-#pragma unroll
-    for (uint32_t i = 0; i < kCopies; ++i) {
-      const uint32_t position = next_ + i * kStep;
-      const bool wanted = key() + i * kStep < kStageKeys && position < end_;
-      slot_[i] = wanted ? slots_[position] : 0;
-    }
+    slot_ = 0;
+    if (next_ < end_) slot_ = static_cast<uint32_t>(slots_[next_]);
     next_ += kStageKeys;
   }
 
-  const uint4* from_;
+  const char* from_;
   const int32_t* slots_;
-  uint32_t next_;  // position of this worker's first key in the stage that find() is for
-  const uint32_t end_, stride_;
-  int32_t slot_[kCopies];
-  uint4 held_[kCopies];
+  uint32_t next_;  // position of this lane's key in the stage that find() is for
+  const uint32_t end_, key_bytes_, lane_;
+  uint32_t place_, slot_;
+  uint4 held_[kCopies] = {};
 };
 
 // -- tensor warps ------------------------------------------------------------------------
@@ -125,17 +114,18 @@ struct Attended {
   float sum[2] = {};  // of this lane's keys
 };
 
-MEGATRACE_DEVICE void load_query(uint32_t (&q)[4][4], const Params& p, uint32_t head) {
-  const uint32_t g = ptx::lane_id() >> 2, j = ptx::lane_id() & 3;
+// Rows past the last repeat it; nobody stores what becomes of them.
+MEGATRACE_DEVICE void load_query(uint32_t (&q)[4][4], const Params& p, uint32_t lane,
+                                 uint32_t head) {
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t row = g + 8 * half;
-    const uint32_t* from =
-        reinterpret_cast<const uint32_t*>(p.q) + (row * p.shape.heads + head) * (kHeadDim / 2) + j;
+    const uint32_t row = min((lane >> 2) + 8 * half, p.shape.rows - 1);
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(p.q) +
+                           (row * p.shape.heads + head) * (kHeadDim / 2) + (lane & 3);
 #pragma unroll
     for (uint32_t step = 0; step < 4; ++step) {
-      q[step][half] = row < p.shape.rows ? from[8 * step] : 0;
-      q[step][half + 2] = row < p.shape.rows ? from[8 * step + 4] : 0;
+      q[step][half] = from[8 * step];
+      q[step][half + 2] = from[8 * step + 4];
     }
   }
 }
@@ -146,8 +136,8 @@ constexpr uint32_t kTileKeys = 32;
 // Of 32 keys: s[i] has keys 8 i .. 8 i + 7, rows and pairs of keys as Attended has dims.
 using Scores = float[kTileKeys / 8][4];
 
-MEGATRACE_DEVICE void score_keys(Scores& s, const uint32_t (&q)[4][4], const char* keys) {
-  const uint32_t lane = ptx::lane_id();
+MEGATRACE_DEVICE void score_keys(Scores& s, const uint32_t (&q)[4][4], const char* keys,
+                                 uint32_t lane) {
   const char* row = keys + (lane & 7) * kKeyStride + (lane >> 3) * 16;
 #pragma unroll
   for (uint32_t i = 0; i < kTileKeys / 8; ++i) {
@@ -163,19 +153,26 @@ MEGATRACE_DEVICE void score_keys(Scores& s, const uint32_t (&q)[4][4], const cha
   }
 }
 
+// One bit for each key of a tile at `position` that lies before `end`.
+MEGATRACE_DEVICE uint32_t keys_before(uint32_t end, uint32_t position) {
+  const uint32_t count = (end > position ? end : position) - position;
+  return count < kTileKeys ? (1u << count) - 1 : ~0u;
+}
+
 // Takes out what a row must not see of the keys from `position` on.
-MEGATRACE_DEVICE void hide_keys(Scores& s, const Params& p, const Chunks& c, uint32_t position) {
-  const uint32_t window = p.kv.window;
-  if (position + kTileKeys <= c.context + 1 && (window == 0 || position + window >= c.end)) return;
-  const uint32_t g = ptx::lane_id() >> 2, j = ptx::lane_id() & 3;
+MEGATRACE_DEVICE void hide_keys(Scores& s, const Params& p, const Chunks& c, uint32_t lane,
+                                uint32_t position) {
+  if (position + kTileKeys <= c.context + 1 && position >= oldest_seen(p, c.end - 1)) return;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t last = c.context + g + 8 * half;
-    const uint32_t first = window != 0 && last >= window ? last + 1 - window : 0;
+    const uint32_t last = c.context + (lane >> 2) + 8 * half;
+    const uint32_t seen =
+        keys_before(last + 1, position) & ~keys_before(oldest_seen(p, last), position);
+    const uint32_t mine = seen >> 2 * (lane & 3);
 #pragma unroll
     for (uint32_t i = 0; i < kTileKeys / 4; ++i) {
-      const uint32_t key = position + (i >> 1) * 8 + 2 * j + (i & 1);
-      if (key < first || key > last) s[i >> 1][2 * half + (i & 1)] = -INFINITY;
+      float& score = s[i >> 1][2 * half + (i & 1)];
+      if ((mine & 1u << ((i >> 1) * 8 + (i & 1))) == 0) score = -INFINITY;
     }
   }
 }
@@ -211,8 +208,7 @@ MEGATRACE_DEVICE void weigh_keys(Scores& s, Attended& a, float scale) {
   }
 }
 
-MEGATRACE_DEVICE void add_values(Attended& a, const Scores& s, const char* values) {
-  const uint32_t lane = ptx::lane_id();
+MEGATRACE_DEVICE void add_values(Attended& a, const Scores& s, const char* values, uint32_t lane) {
   const char* row = values + (lane & 15) * kKeyStride + (lane >> 4) * 16;
 #pragma unroll
   for (uint32_t step = 0; step < kTileKeys / 16; ++step) {
@@ -231,16 +227,19 @@ MEGATRACE_DEVICE void add_values(Attended& a, const Scores& s, const char* value
 
 // One stage of keys, the first at `position`; those past the end are all hidden.
 MEGATRACE_DEVICE void attend_stage(Attended& a, const uint32_t (&q)[4][4], const Params& p,
-                                   const Chunks& c, const char* stage, uint32_t position) {
+                                   const Chunks& c, const char* stage, uint32_t lane,
+                                   uint32_t position) {
+  uint32_t tile = 0;
 #pragma unroll 1
-  for (uint32_t tile = 0; tile < kStageKeys; tile += kTileKeys) {
-    if (position + tile >= c.end) break;
+  do {
     Scores s;
-    score_keys(s, q, stage + tile * kKeyStride);
-    hide_keys(s, p, c, position + tile);
+    score_keys(s, q, stage, lane);
+    hide_keys(s, p, c, lane, position + tile);
     weigh_keys(s, a, p.shape.softmax_scale * kLog2e);
-    add_values(a, s, stage + kKeysBytes + tile * kKeyStride);
-  }
+    add_values(a, s, stage + kKeysBytes, lane);
+    stage += kTileKeys * kKeyStride;
+    tile += kTileKeys;
+  } while (tile < kStageKeys && position + tile < c.end);
 }
 
 }  // namespace muse

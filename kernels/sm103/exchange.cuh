@@ -11,69 +11,75 @@ enum ExchangeId : uint32_t { kAttnReduce, kExpertReduce, kPreGather, kPostGather
 
 MEGATRACE_DEVICE uint32_t peer_slot(ExchangeId id, uint32_t row) { return id * kMaxRows + row; }
 
-// Sends vector v of `vectors` of a row to all ranks, each rank beginning with itself.
-MEGATRACE_DEVICE void send(const Params& p, const Exchange& e, const Row& row, uint32_t vectors,
-                           uint32_t v, uint2 words) {
+// Sends a row of `vectors` to all ranks, each rank beginning with itself.
+template <class T, class Team, uint32_t kMost>
+MEGATRACE_DEVICE void send(T& t, const Params& p, const Exchange& e, ExchangeId id, uint32_t row,
+                           uint32_t vectors, const Mine<Team>& mine, const uint2 (&words)[kMost]) {
   uint32_t rank = p.shape.rank;
 #pragma unroll 1
   for (uint32_t i = 0; i < p.shape.ranks; ++i) {
-    put(pair_row(e.out[rank], row.index, vectors) + v, words);
+    uint2* out = reinterpret_cast<uint2*>(e.out[rank]) + ptx::opaque(row * vectors + mine.first);
+#pragma unroll
+    for (uint32_t v = 0; v < kMost; ++v)
+      if (mine.has(v)) put(out + v * Team::kSize, words[v]);
     rank = rank + 1 == p.shape.ranks ? 0 : rank + 1;
   }
+  if (mine.warp_has()) t.publish(ev::peer_row{}, peer_slot(id, row));
 }
 
-MEGATRACE_DEVICE const uint2* received(const Exchange& e, uint32_t rank, const Row& row,
-                                       uint32_t vectors) {
-  return reinterpret_cast<const uint2*>(e.in[rank]) + row.index * vectors;
-}
+// This rank's own row.
+template <uint32_t kMost>
+struct OwnRow {
+  const uint32_t rank;
+  const uint2 (&words)[kMost];
 
-// Sums the ranks' rows, ours being sent, in rank order: `sink(v, words)` gets the sum, rounded
-// once.
-template <class Team, class T, class Sink>
-MEGATRACE_DEVICE void receive_sum(T& t, const Params& p, const Exchange& e, ExchangeId id,
-                                  const Row& row, uint32_t vectors, Sink&& sink) {
-  const uint32_t slot = peer_slot(id, row.index);
-  if (row.count<Team>(vectors) != 0) t.publish(ev::peer_row{}, slot);
-  sum_parts<Team, 8, uint2>(
-      t, ev::peer_row_wait{}, row, vectors, p.shape.ranks,
-      [&](uint32_t v, uint32_t rank) { return received(e, rank, row, vectors) + v; },
-      [&](uint32_t, uint32_t) { return slot; },
-      [&](uint32_t v, const float4& sum) { sink(v, pack(sum)); });
-}
+  MEGATRACE_DEVICE bool is(uint32_t row) const { return row == rank; }
+  MEGATRACE_DEVICE void take(uint2 (&to)[kMost]) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) to[i] = words[i];
+  }
+};
 
-// Puts the ranks' columns, `own` vectors each, side by side: `sink(v, words)`.
-template <class Team, class T, class Sink>
-MEGATRACE_DEVICE void receive_columns(T& t, const Params& p, const Exchange& e, ExchangeId id,
-                                      const Row& row, uint32_t own, Sink&& sink) {
-  const uint32_t vectors = own * p.shape.ranks, slot = peer_slot(id, row.index);
-  if (row.count<Team>(own) != 0) t.publish(ev::peer_row{}, slot);
-  const auto vector = [&](uint32_t item) { return row.vector<Team>(item); };
-  poll_words<8, uint2>(
-      t, ev::peer_row_wait{}, row.count<Team>(vectors), 1,
-      [&](uint32_t item, uint32_t) -> const uint2* {
-        const uint32_t v = vector(item), rank = v / own;
-        return v < vectors ? received(e, rank, row, own) + (v - rank * own) : nullptr;
+// Our row in, the sum of all ranks' rows out, in rank order and rounded once.
+template <uint32_t kDepth, class T, class Team, uint32_t kMost>
+MEGATRACE_DEVICE void reduce_ranks(T& t, const Params& p, const Exchange& e, ExchangeId id,
+                                   uint32_t row, uint32_t vectors, const Mine<Team>& mine,
+                                   uint2 (&words)[kMost]) {
+  send(t, p, e, id, row, vectors, mine, words);
+  const uint32_t last = p.shape.ranks - 1;
+  float4 sum[kMost];
+  sum_rows<kDepth, uint2>(
+      t, ev::peer_row_wait{}, mine, p.shape.ranks,
+      [&](uint32_t rank) {
+        return reinterpret_cast<const uint2*>(e.in[min(rank, last)]) + (row * vectors + mine.first);
       },
-      [&](uint32_t, uint32_t) { return slot; },
-      [&](uint32_t item, uint32_t, const uint2& words) {
-        if (vector(item) < vectors) sink(vector(item), words);
-      });
+      [&](uint32_t, uint32_t) { return peer_slot(id, row); }, OwnRow<kMost>{p.shape.rank, words},
+      sum);
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) words[i] = pack(sum[i]);
 }
 
-// A row of a projection to `columns` columns, n of them on this rank: summed over its slices,
-// rounded, and gathered where ranks share the columns. `sink(v, words)`.
-template <class Team, uint32_t kDepth = 8, class T, class Wait, class Sink>
-MEGATRACE_DEVICE void projected_row(T& t, Wait wait, const Params& p, const Row& row,
-                                    const uint32_t* parts, uint32_t k, uint32_t n, uint32_t columns,
-                                    const Exchange& e, ExchangeId id, Sink&& sink) {
-  const bool shared = n < columns;
-  sum_slices<Team, kDepth>(t, wait, p, row, parts, k, n, [&](uint32_t v, const float4& sum) {
-    if (shared)
-      send(p, e, row, n / 4, v, pack(sum));
-    else
-      sink(v, pack(sum));
-  });
-  if (shared) receive_columns<Team>(t, p, e, id, row, n / 4, sink);
+// Our columns in, `own` vectors of them; out the thread's vectors of all ranks' side by side.
+template <class Team, class T, uint32_t kMost>
+MEGATRACE_DEVICE void gather_ranks(T& t, const Params& p, const Exchange& e, ExchangeId id,
+                                   uint32_t row, uint32_t own, uint2 (&words)[kMost]) {
+  send(t, p, e, id, row, own, Mine<Team>(own), words);
+  const Mine<Team> mine(own * p.shape.ranks);
+  const float ranks = reciprocal(static_cast<float>(own));
+  Sources<uint2, kMost> from;
+  uint2 all[kMost][1] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) {
+    const uint32_t v = mine.has(i) ? mine.first + i * Team::kSize : 0;
+    // Far enough from the next integer to be exact.
+    const uint32_t rank = static_cast<uint32_t>((static_cast<float>(v) + .5f) * ranks);
+    from.at[i] = reinterpret_cast<const uint2*>(e.in[rank]) + (row * own + (v - rank * own));
+    from.left[i] = mine.has(i);
+  }
+  poll_rows<1>(t, ev::peer_row_wait{}, from, all,
+               [&](uint32_t, uint32_t) { return peer_slot(id, row); });
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) words[i] = all[i][0];
 }
 
 }  // namespace muse

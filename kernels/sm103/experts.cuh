@@ -6,22 +6,40 @@
 // and go through them in passes whose tokens fit shared memory.
 #pragma once
 
-#include "routing.cuh"
+#include "gemm.cuh"
 #include "ring.cuh"
+#include "routing.cuh"
 #include "weights.cuh"
 
 namespace muse {
 
 struct ExpertMatrix {
+  Phase phase;
   const char* weights;  // [local experts][tiles][stages]
   uint32_t tiles, columns;
+  AnySpan span;
+  AnyWait wait;  // for the input
+  AnyPublish publish;
 };
 
-MEGATRACE_DEVICE ExpertMatrix up_matrix(const Params& p) {
-  return {p.weights.experts_up, p.shape.expert_inner / 8, p.shape.expert_width};
-}
-MEGATRACE_DEVICE ExpertMatrix down_matrix(const Params& p) {
-  return {p.weights.experts_down, p.shape.expert_width / 16, p.shape.expert_inner};
+MEGATRACE_DEVICE uint32_t up_tiles(const Params& p) { return p.shape.expert_inner / 8; }
+
+MEGATRACE_DEVICE ExpertMatrix expert_matrix(const Params& p, bool down) {
+  if (down)
+    return {kExpertsDown,
+            p.weights.experts_down,
+            p.shape.expert_width / 16,
+            p.shape.expert_inner,
+            any<AnySpan>(ev::experts_down{}),
+            any<AnyWait>(ev::act_wait{}),
+            any<AnyPublish>(ev::down{})};
+  return {kExpertsUp,
+          p.weights.experts_up,
+          up_tiles(p),
+          p.shape.expert_width,
+          any<AnySpan>(ev::experts_up{}),
+          any<AnyWait>(ev::routes_wait{}),
+          any<AnyPublish>(ev::act{})};
 }
 
 template <class Experts>
@@ -77,10 +95,10 @@ MEGATRACE_DEVICE uint32_t expert_producer(const Routing& routing, uint32_t tiles
 
 template <class Experts, class T>
 MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, const Routing& routing,
-                                   const ExpertMatrix& m, Phase phase) {
+                                   const ExpertMatrix& m) {
   const uint32_t bytes = tile_bytes<Experts>(m);
   const uint32_t stage_bytes = Experts::kStageColumns / 64 * Experts::kBlockBytes;
-  loader.begin(t, phase);
+  loader.begin(t, m.phase);
   Passes passes(routing, m.tiles);
   Pass pass;
   while (passes.next(pass)) {
@@ -110,25 +128,38 @@ MEGATRACE_DEVICE uint32_t pair_of(const Routing& routing, uint32_t tiles, const 
   return routing.group[group].pairs[token];
 }
 
-// All workers bring the tokens of a pass into shared memory. `source(pair)` is a row of bf16
-// pairs that others hand over, `producer(pair, column)` who owes it.
-template <class Experts, class T, class Wait, class Source, class Producer>
-MEGATRACE_DEVICE void stage_tokens(T& t, Shared& s, const Routing& routing, const ExpertMatrix& m,
-                                   const Pass& pass, Wait wait, Source&& source,
-                                   Producer&& producer) {
+// The input of a (row, slot) pair, which others hand over.
+MEGATRACE_DEVICE const uint4* input_row(const Params& p, const ExpertMatrix& m, uint32_t pair) {
+  const bool down = m.phase == kExpertsDown;
+  const uint32_t* rows = down ? p.handoff.act : p.handoff.y;
+  const uint32_t row = down ? pair : pair / p.shape.top_k;
+  return reinterpret_cast<const uint4*>(rows) + size_t{row} * (m.columns / 8);
+}
+
+// The block that owes a column of it.
+MEGATRACE_DEVICE uint32_t input_producer(const Params& p, const Routing& routing,
+                                         const ExpertMatrix& m, uint32_t pair, uint32_t column) {
+  if (m.phase == kExpertsDown) return expert_producer(routing, up_tiles(p), pair, column / 8);
+  return row_owner(p, pair / p.shape.top_k);
+}
+
+// All workers bring the tokens of a pass into shared memory.
+template <class Experts, class T>
+MEGATRACE_DEVICE void stage_tokens(T& t, const Params& p, Shared& s, const Routing& routing,
+                                   const ExpertMatrix& m, const Pass& pass) {
   constexpr uint32_t kBatch = 2;  // loads in flight
   const uint32_t vectors = m.columns / 8;
 #pragma unroll 1
   for (uint32_t token = 0; token < pass.tokens; ++token) {
     const uint32_t pair = pair_of(routing, m.tiles, pass, token);
-    const uint4* row = reinterpret_cast<const uint4*>(source(pair));
+    const uint4* row = input_row(p, m, pair);
     uint4* line = reinterpret_cast<uint4*>(s.work + token * token_stride(m.columns));
 #pragma unroll 1
     for (uint32_t base = warp_id() * 32; base < vectors; base += kWorkers * kBatch) {
       const uint32_t first = base + ptx::lane_id();
       uint4 words[kBatch];
       uint32_t slot = 0, missing = 0;
-      t.poll(wait, slot, [&] {
+      t.poll(m.wait, slot, [&] {
         return try_load(
             slot,
             [&] {
@@ -142,7 +173,7 @@ MEGATRACE_DEVICE void stage_tokens(T& t, Shared& s, const Routing& routing, cons
               }
               return here;
             },
-            [&] { return producer(pair, missing * 8); });
+            [&] { return input_producer(p, routing, m, pair, missing * 8); });
       });
 #pragma unroll
       for (uint32_t k = 0; k < kBatch; ++k) {
@@ -230,72 +261,44 @@ MEGATRACE_DEVICE void store_down(const Params& p, const Group& group, uint32_t t
 }
 
 // The units of one pass that are this warp's.
-template <class Experts, class T, class Store>
-MEGATRACE_DEVICE void multiply_pass(T& t, Shared& s, Stages& stages, const Routing& routing,
-                                    const ExpertMatrix& m, const Pass& pass, Store&& store) {
+template <class Experts, class T>
+MEGATRACE_DEVICE void multiply_pass(T& t, const Params& p, Shared& s, Stages& stages,
+                                    const Routing& routing, const ExpertMatrix& m,
+                                    const Pass& pass) {
   uint32_t group = pass.unit / m.tiles, first = 0;
+#pragma unroll 1
   for (uint32_t unit = pass.unit + warp_id(); unit < pass.end; unit += kTensorWarps) {
     for (; unit >= (group + 1) * m.tiles; ++group) first += routing.group[group].tokens;
     float sum[4] = {};
     multiply_unit<Experts>(t, s, stages, m, first, sum);
-    store(routing.group[group], unit - group * m.tiles, sum);
+    const uint32_t tile = unit - group * m.tiles;
+    if (m.phase == kExpertsUp)
+      store_up<Experts>(p, routing.group[group], tile, sum);
+    else
+      store_down<Experts>(p, routing.group[group], tile, sum);
   }
 }
 
-// -- phases ----------------------------------------------------------------------------
+// -- the phases, up and down -----------------------------------------------------------
 
 template <class Experts, class T>
-MEGATRACE_DEVICE void experts_up(T& t, const Params& p, Shared& s, Stages& stages) {
+MEGATRACE_DEVICE void run_experts(T& t, const Params& p, Shared& s, Stages& stages,
+                                  const ExpertMatrix& m) {
   const Routing& r = routing(t, s);
-  const ExpertMatrix m = up_matrix(p);
-  auto span = t.span(ev::experts_up{});
-  stages.begin(kExpertsUp);
+  auto span = t.span(m.span);
+  stages.begin(m.phase);
   Passes passes(r, m.tiles);
   Pass pass;
+#pragma unroll 1
   while (passes.next(pass)) {
     const Group& group = r.group[pass.unit / m.tiles];
     if (warp_id() == 0) t.instant(ev::expert{}, group.expert, group.tokens);
-    stage_tokens<Experts>(
-        t, s, r, m, pass, ev::routes_wait{},
-        [&](uint32_t pair) {
-          return p.handoff.y + size_t{pair / p.shape.top_k} * p.shape.expert_width / 2;
-        },
-        [&](uint32_t pair, uint32_t) { return row_owner(p, pair / p.shape.top_k); });
+    stage_tokens<Experts>(t, p, s, r, m, pass);
     workers_sync();
-    if (warp_id() < kTensorWarps)
-      multiply_pass<Experts>(t, s, stages, r, m, pass,
-                             [&](const Group& group, uint32_t tile, const float (&sum)[4]) {
-                               store_up<Experts>(p, group, tile, sum);
-                             });
+    if (warp_id() < kTensorWarps) multiply_pass<Experts>(t, p, s, stages, r, m, pass);
     workers_sync();
   }
-  if (warp_id() < kTensorWarps) t.publish(ev::act{}, blockIdx.x);
-}
-
-template <class Experts, class T>
-MEGATRACE_DEVICE void experts_down(T& t, const Params& p, Shared& s, Stages& stages) {
-  const Routing& r = routing(t, s);
-  const ExpertMatrix m = down_matrix(p);
-  auto span = t.span(ev::experts_down{});
-  stages.begin(kExpertsDown);
-  Passes passes(r, m.tiles);
-  Pass pass;
-  while (passes.next(pass)) {
-    stage_tokens<Experts>(
-        t, s, r, m, pass, ev::act_wait{},
-        [&](uint32_t pair) { return p.handoff.act + size_t{pair} * p.shape.expert_inner / 2; },
-        [&](uint32_t pair, uint32_t column) {
-          return expert_producer(r, up_matrix(p).tiles, pair, column / 8);
-        });
-    workers_sync();
-    if (warp_id() < kTensorWarps)
-      multiply_pass<Experts>(t, s, stages, r, m, pass,
-                             [&](const Group& group, uint32_t tile, const float (&sum)[4]) {
-                               store_down<Experts>(p, group, tile, sum);
-                             });
-    workers_sync();
-  }
-  if (warp_id() < kTensorWarps) t.publish(ev::down{}, blockIdx.x);
+  if (warp_id() < kTensorWarps) t.publish(m.publish, blockIdx.x);
 }
 
 }  // namespace muse

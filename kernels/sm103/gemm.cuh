@@ -11,11 +11,43 @@
 
 namespace muse {
 
+// Events that a projection is told, so that all of them run the same code: what a launch has run
+// once is in the instruction cache.
+struct AnySpan {
+  static constexpr megatrace::Kind kind = megatrace::Kind::span;
+  static constexpr uint32_t args = 0;
+  uint32_t id;
+  const char* name;
+};
+struct AnyWait {
+  static constexpr megatrace::Kind kind = megatrace::Kind::wait;
+  static constexpr megatrace::Cause cause = megatrace::Cause::input;
+  static constexpr uint32_t args = 1;
+  static constexpr bool kFirstUse = false;
+  uint32_t id;
+  const char* name;
+};
+struct AnyPublish {
+  static constexpr megatrace::Kind kind = megatrace::Kind::publish;
+  static constexpr uint32_t args = 1;
+  uint32_t id;
+  const char* name;
+};
+template <class Any, class E>
+MEGATRACE_DEVICE Any any(E) {
+  return {E::id, E::name};
+}
+
 struct Dense {
+  Phase phase;
   const char* weights;
   const uint32_t* in;  // [rows][k / 2] bf16 pairs, handed over
   uint32_t* out;       // [slices(k)][rows][n] fp32
   uint32_t n, k;
+  uint32_t in_heads;  // the input is handed over by heads of a row, as many as this; 0: by rows
+  AnySpan span;
+  AnyWait wait;        // for the input
+  AnyPublish publish;  // of the output
 };
 
 struct Bf16Tile {
@@ -77,10 +109,10 @@ MEGATRACE_DEVICE const char* tile_address(const Dense& d, const Slab& slab, uint
 // -- loader ----------------------------------------------------------------------------
 
 template <class Tile, class T>
-MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d, Phase phase) {
+MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d) {
   Slabs slabs(d);
   Slab slab;
-  loader.begin(t, phase);
+  loader.begin(t, d.phase);
   while (slabs.next(slab)) {
     const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
     for (uint32_t i = 0; i < slab.tiles; i += Tile::kPerStage) {
@@ -96,10 +128,11 @@ template <class Tile>
 MEGATRACE_DEVICE uint32_t prefetch_dense(const Dense& d, uint32_t budget) {
   Slabs slabs(d);
   Slab slab;
+#pragma unroll 1
   while (slabs.next(slab)) {
     const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
-    const uint32_t bytes = slab.tiles * Tile::kBytes;
-    if (warps * bytes > budget) return 0;
+    const uint32_t bytes = min(slab.tiles * Tile::kBytes, budget / warps & ~15u);
+    if (bytes == 0) return 0;
     budget -= warps * bytes;
     if (ptx::lane_id() < warps)
       ptx::prefetch_l2(tile_address<Tile>(d, slab, ptx::lane_id()), bytes);
@@ -116,14 +149,21 @@ struct Operand {
   uint32_t word[NT][16];
 };
 
-// Waits for the input of a slice. `producer(row, column)` is the block that owes it.
-template <int NT, class T, class Wait, class Producer>
+// The block that owes a column of the input.
+MEGATRACE_DEVICE uint32_t input_producer(const Params& p, const Dense& d, uint32_t row,
+                                         uint32_t column) {
+  if (d.in_heads == 0) return row_owner(p, row);
+  return share_owner(p.shape.rows * d.in_heads, row * d.in_heads + column / kHeadDim);
+}
+
+// Waits for the input of a slice.
+template <int NT, class T>
 MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const Dense& d,
-                                   uint32_t slice, Wait wait, Producer&& producer) {
+                                   uint32_t slice) {
   const uint32_t lane = ptx::lane_id(), g = lane >> 2;
   const uint32_t column = slice * kSlice + warp_id() * kWarpColumns + (lane & 3) * 16;
   uint32_t missing_row = 0, slot = 0;
-  t.poll(wait, slot, [&] {
+  t.poll(d.wait, slot, [&] {
     return try_load(
         slot,
         [&] {
@@ -147,7 +187,7 @@ MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const 
           }
           return here;
         },
-        [&] { return producer(missing_row, column); });
+        [&] { return input_producer(p, d, missing_row, column); });
   });
 }
 
@@ -218,17 +258,16 @@ MEGATRACE_DEVICE void store_slab(const Params& p, Shared& s, const Dense& d, con
 }
 
 // All slabs of this block; tensor warps only.
-template <int NT, class Tile, class T, class Wait, class Producer>
-MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d,
-                            Phase phase, Wait wait, Producer&& producer) {
+template <int NT, class Tile, class T>
+MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d) {
   Slabs slabs(d);
   Slab slab;
-  stages.begin(phase);
+  stages.begin(d.phase);
   while (slabs.next(slab)) {
     const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
     if (warp_id() < warps) {
       Operand<NT> x;
-      load_operand(t, x, p, d, slab.slice, wait, producer);
+      load_operand(t, x, p, d, slab.slice);
       for (uint32_t i = 0; i < slab.tiles; i += Tile::kPerStage) {
         const char* stage = stages.next(t);
 #pragma unroll

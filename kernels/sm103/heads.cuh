@@ -1,9 +1,21 @@
-// What is done to a head of 64 by one warp: lane l holds dims 2l and 2l + 1.
+// Small things of the attention phases: division, and what a warp does to a head of 64, whose
+// dims 2l and 2l + 1 lane l holds.
 #pragma once
 
 #include "shared.cuh"
 
 namespace muse {
+
+// 1 / v to 21 bits, of a positive v: a true division would be code that runs once, uncached.
+MEGATRACE_DEVICE float reciprocal(float v) {
+  const float root = ptx::rsqrt(v);
+  return root * root;
+}
+
+// a / b, for a < 2^20: half a unit keeps the quotient away from whole numbers.
+MEGATRACE_DEVICE uint32_t quotient(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>((static_cast<float>(a) + 0.5f) * reciprocal(static_cast<float>(b)));
+}
 
 // 1 / rms of the head, in every lane.
 MEGATRACE_DEVICE float head_rms_scale(float x, float y, float eps) {

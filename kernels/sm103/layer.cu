@@ -12,8 +12,9 @@ namespace ev = megatrace::events::muse;
 
 namespace muse {
 
-using Tracing = megatrace::Tracer<static_cast<megatrace::Level>(MUSE_LEVEL),
-                                  static_cast<megatrace::Detail>(MUSE_DETAIL)>;
+using Tracing =
+    megatrace::Tracer<static_cast<megatrace::Level>(MUSE_LEVEL),
+                      static_cast<megatrace::Detail>(MUSE_DETAIL), megatrace::Head::early>;
 #if MUSE_EXPERTS == 0
 using ExpertWeights = Bf16Experts;
 #elif MUSE_EXPERTS == 1

@@ -12,23 +12,60 @@ namespace muse {
 
 // -- projections -----------------------------------------------------------------------
 
+template <class Span, class Wait, class Publish>
+MEGATRACE_DEVICE Dense projection(Phase phase, const char* weights, const uint32_t* in,
+                                  uint32_t* out, uint32_t n, uint32_t k, Span span, Wait wait,
+                                  Publish publish) {
+  return {phase,
+          weights,
+          in,
+          out,
+          n,
+          k,
+          0,
+          any<AnySpan>(span),
+          any<AnyWait>(wait),
+          any<AnyPublish>(publish)};
+}
+
 MEGATRACE_DEVICE Dense o_proj(const Params& p) {
-  const uint32_t width = p.shape.heads * kHeadDim;
-  return {p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden, width};
+  Dense d = projection(kOProj, p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden,
+                       p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
+  d.in_heads = p.shape.heads;
+  return d;
 }
 MEGATRACE_DEVICE Dense router(const Params& p) {
-  return {p.weights.router, p.handoff.x, p.handoff.router_part, p.shape.experts, p.shape.hidden};
+  return projection(kRouter, p.weights.router, p.handoff.x, p.handoff.router_part, p.shape.experts,
+                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
 }
 MEGATRACE_DEVICE Dense pre_proj(const Params& p) {
-  return {p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows, p.shape.hidden};
+  return projection(kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows,
+                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
 }
 MEGATRACE_DEVICE Dense post_proj(const Params& p) {
-  return {p.weights.post_proj, p.handoff.sum, p.handoff.post_part, p.shape.post_rows,
-          p.shape.expert_width};
+  return projection(kPostProj, p.weights.post_proj, p.handoff.sum, p.handoff.post_part,
+                    p.shape.post_rows, p.shape.expert_width, ev::post_proj{}, ev::expert_row_wait{},
+                    ev::post_part{});
 }
 MEGATRACE_DEVICE Dense qkv(const Params& p) {
   const uint32_t width = 2 * (p.shape.heads + p.shape.kv_heads) * kHeadDim;
-  return {p.weights.next_qkv, p.handoff.a, p.handoff.qkv_part, width, p.shape.hidden};
+  return projection(kQkv, p.weights.next_qkv, p.handoff.a, p.handoff.qkv_part, width,
+                    p.shape.hidden, ev::qkv{}, ev::a_wait{}, ev::qkv_part{});
+}
+
+// The bf16 projections of a launch, in order.
+constexpr uint32_t kProjections = 4;
+MEGATRACE_DEVICE Dense projection_of(const Params& p, uint32_t i) {
+  switch (i) {
+    case 0:
+      return o_proj(p);
+    case 1:
+      return pre_proj(p);
+    case 2:
+      return post_proj(p);
+    default:
+      return qkv(p);
+  }
 }
 
 MEGATRACE_DEVICE bool runs(const Params& p, Phase phase) { return p.phases >> phase & 1; }
@@ -39,9 +76,18 @@ MEGATRACE_DEVICE bool needs_routing(const Params& p) {
 
 // -- the loader warp -------------------------------------------------------------------
 
-// While the router decides, the memory would idle: bring what comes after the experts closer.
+// A block's share of weights asked into the L2 cache while the memory would idle: at the start
+// of a launch, and while the router decides. The stream of experts leaves the cache first, so
+// they stay.
 template <class T>
-MEGATRACE_DEVICE void prefetch_later(T& t, const Params& p) {
+MEGATRACE_DEVICE void prefetch_router(T& t, const Params& p) {
+  if (p.l2_bytes == 0) return;
+  t.publish(ev::l2_prefetch{}, kRouter);
+  prefetch_dense<Fp32Tile>(router(p), p.l2_bytes);
+  prefetch_dense<Bf16Tile>(pre_proj(p), p.l2_bytes);
+}
+template <class T>
+MEGATRACE_DEVICE void prefetch_after_experts(T& t, const Params& p) {
   if (p.l2_bytes == 0) return;
   t.publish(ev::l2_prefetch{}, kPostProj);
   const uint32_t left = prefetch_dense<Bf16Tile>(post_proj(p), p.l2_bytes);
@@ -51,96 +97,88 @@ MEGATRACE_DEVICE void prefetch_later(T& t, const Params& p) {
 }
 
 template <class Experts, class T>
+MEGATRACE_DEVICE void load_all_experts(T& t, Loader& loader, const Params& p, Shared& s) {
+  loader.wait_for_launch_before(t);
+  prefetch_after_experts(t, p);
+  const Routing& r = routing(t, s);
+#pragma unroll 1
+  for (uint32_t down = 0; down < 2; ++down) {
+    const ExpertMatrix m = expert_matrix(p, down != 0);
+    if (runs(p, m.phase)) load_experts<Experts>(t, loader, r, m);
+  }
+}
+
+template <class Experts, class T>
 MEGATRACE_DEVICE void load_weights(T& t, const Params& p, Shared& s) {
   Loader loader(s);
-  if (runs(p, kOProj)) load_dense<Bf16Tile>(t, loader, o_proj(p), kOProj);
-  if (runs(p, kRouter)) {
-    load_dense<Fp32Tile>(t, loader, router(p), kRouter);
-    load_dense<Bf16Tile>(t, loader, pre_proj(p), kRouter);
+#pragma unroll 1
+  for (uint32_t i = 0; i < kProjections; ++i) {
+    const Dense d = projection_of(p, i);
+    if (i == 2 && (runs(p, kExpertsUp) || runs(p, kExpertsDown)))
+      load_all_experts<Experts>(t, loader, p, s);
+    if (!runs(p, d.phase)) continue;
+    if (i == 1) {
+      loader.wait_for_launch_before(t);
+      prefetch_router(t, p);
+      load_dense<Fp32Tile>(t, loader, router(p));
+    }
+    load_dense<Bf16Tile>(t, loader, d);
   }
-  if (runs(p, kExpertsUp) || runs(p, kExpertsDown)) {
-    loader.wait_for_launch_before(t);
-    prefetch_later(t, p);
-    const Routing& r = routing(t, s);
-    if (runs(p, kExpertsUp)) load_experts<Experts>(t, loader, r, up_matrix(p), kExpertsUp);
-    if (runs(p, kExpertsDown)) load_experts<Experts>(t, loader, r, down_matrix(p), kExpertsDown);
-  }
-  if (runs(p, kPostProj)) load_dense<Bf16Tile>(t, loader, post_proj(p), kPostProj);
-  if (runs(p, kQkv)) load_dense<Bf16Tile>(t, loader, qkv(p), kQkv);
   loader.wait_for_launch_before(t);
 }
 
 // -- the worker warps ------------------------------------------------------------------
 
 template <int NT, class T>
-MEGATRACE_DEVICE void project_heads(T& t, const Params& p, Shared& s, Stages& stages) {
-  auto span = t.span(ev::o_proj{});
-  dense<NT, Bf16Tile>(t, p, s, stages, o_proj(p), kOProj, ev::heads_wait{},
-                      [&](uint32_t row, uint32_t column) {
-                        const uint32_t item = row * p.shape.heads + column / kHeadDim;
-                        return share_owner(p.shape.rows * p.shape.heads, item);
-                      });
-  t.publish(ev::o_part{}, blockIdx.x);
+MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, uint32_t i) {
+  const Dense d = projection_of(p, i);
+  if (!runs(p, d.phase)) return;
+  if (warp_id() < kTensorWarps) {
+    auto span = t.span(d.span);
+    if (i == 1) dense<NT, Fp32Tile>(t, p, s, stages, router(p));
+    dense<NT, Bf16Tile>(t, p, s, stages, d);
+    t.publish(d.publish, blockIdx.x);
+  }
+  workers_sync();
 }
 
-template <int NT, class T>
-MEGATRACE_DEVICE void score_experts(T& t, const Params& p, Shared& s, Stages& stages) {
-  auto span = t.span(ev::router{});
-  const auto producer = [&](uint32_t row, uint32_t) { return row_owner(p, row); };
-  dense<NT, Fp32Tile>(t, p, s, stages, router(p), kRouter, ev::x_wait{}, producer);
-  dense<NT, Bf16Tile>(t, p, s, stages, pre_proj(p), kRouter, ev::x_wait{}, producer);
-  t.publish(ev::router_part{}, blockIdx.x);
-}
-
-template <int NT, class T>
-MEGATRACE_DEVICE void project_experts(T& t, const Params& p, Shared& s, Stages& stages) {
-  auto span = t.span(ev::post_proj{});
-  dense<NT, Bf16Tile>(t, p, s, stages, post_proj(p), kPostProj, ev::expert_row_wait{},
-                      [&](uint32_t row, uint32_t) { return row_owner(p, row); });
-  t.publish(ev::post_part{}, blockIdx.x);
-}
-
-template <int NT, class T>
-MEGATRACE_DEVICE void project_qkv(T& t, const Params& p, Shared& s, Stages& stages) {
-  auto span = t.span(ev::qkv{});
-  dense<NT, Bf16Tile>(t, p, s, stages, qkv(p), kQkv, ev::a_wait{},
-                      [&](uint32_t row, uint32_t) { return row_owner(p, row); });
-  t.publish(ev::qkv_part{}, blockIdx.x);
-}
-
-template <int NT, class Experts, class T>
-MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
-  Stages stages(s);
-  const bool tensor = warp_id() < kTensorWarps;
+template <class T>
+MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
   if (runs(p, kEmbed)) embed(t, p, s);
   if (runs(p, kAttention)) attention(t, p, s);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
-  if (!tensor) empty_next(p, threadIdx.x - kTensorWarps * 32, kMathWarps * 32);
-  if (runs(p, kOProj)) {
-    if (tensor) project_heads<NT>(t, p, s, stages);
-    workers_sync();
-  }
-  if (runs(p, kAttnBoundary)) attn_boundary(t, p, s);
-  if (runs(p, kRouter)) {
-    if (tensor) score_experts<NT>(t, p, s, stages);
-    workers_sync();
-  }
+  if (warp_id() >= kTensorWarps) empty_next(p, threadIdx.x - kTensorWarps * 32, kMathWarps * 32);
+  if (warp_id() == kTensorWarps + 1 && runs(p, kAttnBoundary)) prefetch_rows(t, p);
+}
+
+template <class Experts, class T>
+MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& stages) {
   if (runs(p, kRoute)) route(t, p, s);
   if (needs_routing(p) && warp_id() == kTensorWarps) make_routing(t, p, s);
-  if (runs(p, kExpertsUp)) experts_up<Experts>(t, p, s, stages);
-  if (runs(p, kExpertsDown)) experts_down<Experts>(t, p, s, stages);
+#pragma unroll 1
+  for (uint32_t down = 0; down < 2; ++down) {
+    const ExpertMatrix m = expert_matrix(p, down != 0);
+    if (runs(p, m.phase)) run_experts<Experts>(t, p, s, stages, m);
+  }
   if (runs(p, kExpertSum)) {
     routing(t, s);
     expert_sum(t, p, s);
   }
-  if (runs(p, kPostProj)) {
-    if (tensor) project_experts<NT>(t, p, s, stages);
-    workers_sync();
-  }
-  if (runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
-  if (runs(p, kQkv)) {
-    if (tensor) project_qkv<NT>(t, p, s, stages);
-    workers_sync();
+}
+
+// What comes between projections, then the projection: in a loop, so that the second one finds the
+// code of the first in the instruction cache.
+template <int NT, class Experts, class T>
+MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
+  Stages stages(s);
+  t.head();
+#pragma unroll 1
+  for (uint32_t i = 0; i < kProjections; ++i) {
+    if (i == 0) attend(t, p, s);
+    if (i == 1 && runs(p, kAttnBoundary)) attn_boundary(t, p, s);
+    if (i == 2) feed_experts<Experts>(t, p, s, stages);
+    if (i == 3 && runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
+    project<NT>(t, p, s, stages, i);
   }
   if (runs(p, kQkvFinish)) qkv_finish(t, p, s);
 }

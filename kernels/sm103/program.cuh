@@ -23,7 +23,13 @@ class Program {
   Program(const Params* launches, uint32_t count, uint32_t blocks, const TraceParams& trace) {
     if (blocks == 0) blocks = megatrace::sm_count();
     for (uint32_t i = 0; i < count; ++i) add(launches[i], blocks, trace);
-    chain_.finish();
+  }
+
+  // Captured with the first replay: who launches into a stream needs no graph.
+  void replay() {
+    if (!captured_) chain_.finish();
+    captured_ = true;
+    chain_.replay();
   }
 
   Chain& chain() { return chain_; }
@@ -44,6 +50,7 @@ class Program {
   }
 
   Chain chain_;
+  bool captured_ = false;
 };
 
 }  // namespace muse
@@ -60,7 +67,12 @@ int muse_create(const muse::Params* launches, uint32_t count, uint32_t blocks,
   return megatrace::guarded([&] { *out = new muse::Program(launches, count, blocks, *trace); });
 }
 int muse_replay(muse::Program* program) {
-  return megatrace::guarded([&] { program->chain().replay(); });
+  return megatrace::guarded([&] { program->replay(); });
+}
+// All launches into `stream`, which its owner may be capturing.
+int muse_launch(muse::Program* program, void* stream) {
+  megatrace::Chain& chain = program->chain();
+  return megatrace::guarded([&] { chain.launch(static_cast<decltype(chain.stream())>(stream)); });
 }
 int muse_synchronize(muse::Program* program) {
   return megatrace::guarded([&] { program->chain().synchronize(); });

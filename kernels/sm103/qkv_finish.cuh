@@ -9,38 +9,45 @@ namespace muse {
 
 constexpr uint32_t kSlicesAtOnce = 8;
 
-// Heads of a row in the order of the projection: queries, keys, values, gates.
-MEGATRACE_DEVICE uint32_t qkv_heads(const Params& p) {
-  return 2 * (p.shape.heads + p.shape.kv_heads);
-}
+// A head of a row, and this lane's two columns of it.
+struct QkvItem {
+  uint32_t row, head, heads;  // heads of a row in the projection's order: q, k, v, gates
+  uint32_t lane;
+};
 
-// This lane's two columns of a head, summed over the slices in order.
+// This lane's columns summed over the slices in order.
 template <class T>
-MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, uint32_t row, uint32_t head) {
-  const uint32_t n = qkv_heads(p) * kHeadDim, column = head * kHeadDim + 2 * ptx::lane_id();
-  const uint32_t count = slices(p.shape.hidden);
+MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& item) {
+  const uint32_t n = item.heads * kHeadDim, column = item.head * kHeadDim + 2 * item.lane;
+  const uint32_t count = slices(p.shape.hidden), slice_bytes = p.shape.rows * n * 4;
+  const char* from = reinterpret_cast<const char*>(p.handoff.qkv_part + (item.row * n + column));
   float2 sum = make_float2(0, 0);
+#pragma unroll 1
   for (uint32_t first = 0; first < count; first += kSlicesAtOnce) {
-    uint2 v[kSlicesAtOnce];
-    uint32_t slot = 0, missing = 0;
+    uint2 v[kSlicesAtOnce] = {};
+    uint32_t slot = 0;
     t.poll(ev::qkv_part_wait{}, slot, [&] {
       return try_load(
           slot,
           [&] {
             bool here = true;
 #pragma unroll
-            for (uint32_t i = 0; i < kSlicesAtOnce; ++i) {
-              v[i] = make_uint2(0, 0);
+            for (uint32_t i = 0; i < kSlicesAtOnce; ++i)
               if (first + i < count)
-                v[i] = ptx::load_pair(p.handoff.qkv_part +
-                                      (size_t{first + i} * p.shape.rows + row) * n + column);
-            }
+                v[i] = ptx::load_pair(
+                    reinterpret_cast<const uint32_t*>(from + uint64_t{first + i} * slice_bytes));
 #pragma unroll
             for (uint32_t i = 0; i < kSlicesAtOnce; ++i)
-              if (!(filled(v[i].x) && filled(v[i].y))) here = false, missing = first + i;
+              here = here && filled(v[i].x) && filled(v[i].y);
             return here;
           },
-          [&] { return dense_producer(p.shape.hidden, n, missing, column); });
+          [&] {
+            uint32_t missing = first;
+#pragma unroll
+            for (uint32_t i = 1; i < kSlicesAtOnce; ++i)
+              if (!filled(v[i].x) || !filled(v[i].y)) missing = first + i;
+            return dense_producer(p.shape.hidden, n, missing, column);
+          });
     });
 #pragma unroll
     for (uint32_t i = 0; i < kSlicesAtOnce; ++i) {
@@ -51,63 +58,73 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, uint32_t row, uint
   return sum;
 }
 
-// Where a lane's pair of a query or gate head goes: to the attention of the next launch.
-MEGATRACE_DEVICE uint32_t* query_place(const Params& p, uint32_t row, uint32_t head) {
-  const uint32_t heads = p.shape.heads, first_gate = heads + 2 * p.shape.kv_heads;
-  uint16_t* to = head < heads ? p.q : p.gate;
-  const uint32_t index = row * heads + (head < heads ? head : head - first_gate);
-  return reinterpret_cast<uint32_t*>(to) + index * (kHeadDim / 2) + ptx::lane_id();
-}
-
-// And of a key or value head: into the cache of the next layer.
-MEGATRACE_DEVICE uint32_t* cache_place(const Params& p, uint32_t head, uint32_t slot) {
-  const uint32_t kv_heads = p.shape.kv_heads, kv_head = head - p.shape.heads;
-  uint16_t* to = kv_head < kv_heads ? p.next_kv.keys : p.next_kv.values;
-  const size_t index = size_t{slot} * kv_heads + kv_head % kv_heads;
-  return reinterpret_cast<uint32_t*>(to) + index * (kHeadDim / 2) + ptx::lane_id();
+// Where a head goes: queries and gates to the attention of the next launch, keys and values into
+// the next layer's cache, unless their slot is 0, which pads.
+MEGATRACE_DEVICE void store_qkv_head(const Params& p, const QkvItem& item, int32_t slot,
+                                     uint32_t pair) {
+  const uint32_t kv_heads = p.shape.kv_heads;
+  uint16_t* to = p.q;
+  uint32_t head = item.head, line = item.row, width = p.shape.heads;
+  if (head >= width) {
+    head -= width;
+    to = p.gate;
+    if (head >= 2 * kv_heads) {
+      head -= 2 * kv_heads;
+    } else {
+      if (slot <= 0) return;
+      to = head < kv_heads ? p.next_kv.keys : p.next_kv.values;
+      head = head < kv_heads ? head : head - kv_heads;
+      line = static_cast<uint32_t>(slot);
+      width = kv_heads;
+    }
+  }
+  reinterpret_cast<uint32_t*>(to)[(uint64_t{line} * width + head) * (kHeadDim / 2) + item.lane] =
+      pair;
 }
 
 // What does not wait for the projection is asked for before it: slot and angles.
 template <class T>
-MEGATRACE_DEVICE void finish_qkv_head(T& t, const Params& p, uint32_t row, uint32_t head,
+MEGATRACE_DEVICE void finish_qkv_head(T& t, const Params& p, const QkvItem& item,
                                       uint32_t position) {
-  const uint32_t heads = p.shape.heads, kv_heads = p.shape.kv_heads;
-  const bool normed = head < heads + kv_heads, rotated = normed && p.next_kv.rope != nullptr;
-  const bool cached = head >= heads && head < heads + 2 * kv_heads;
-  const int32_t slot = cached ? p.next_kv.slots[position] : 0;
+  const bool normed = item.head < p.shape.heads + p.shape.kv_heads;
+  const bool rotated = normed && p.next_kv.rope != nullptr;
+  const int32_t slot = p.next_kv.slots[position];
   float cosine = 1, sine = 0;
   if (rotated) {
-    const float* angles = p.next_kv.rope + size_t{position} * kHeadDim + ptx::lane_id();
+    const float* angles = p.next_kv.rope + (size_t{position} * kHeadDim + item.lane);
     cosine = angles[0];
     sine = angles[kHeadDim / 2];
   }
-  const float2 sum = sum_qkv_slices(t, p, row, head);
-  float x = ptx::round_bf16(sum.x), y = ptx::round_bf16(sum.y);
+  const float2 sum = sum_qkv_slices(t, p, item);
+  uint32_t pair = ptx::pack_bf16(sum.x, sum.y);
   if (normed) {
+    float x = ptx::bf16_low(pair), y = ptx::bf16_high(pair);
     const float scale = head_rms_scale(x, y, p.shape.eps_norm);
-    x = ptx::round_bf16(x * scale);
-    y = ptx::round_bf16(y * scale);
+    pair = ptx::pack_bf16(x * scale, y * scale);
+    if (rotated) {
+      x = ptx::bf16_low(pair);
+      y = ptx::bf16_high(pair);
+      pair = ptx::pack_bf16(x * cosine - y * sine, x * sine + y * cosine);
+    }
   }
-  const uint32_t pair =
-      rotated ? ptx::pack_bf16(x * cosine - y * sine, x * sine + y * cosine) : ptx::pack_bf16(x, y);
-  if (!cached)
-    *query_place(p, row, head) = pair;
-  else if (slot > 0)  // slot 0 pads
-    *cache_place(p, head, static_cast<uint32_t>(slot)) = pair;
+  store_qkv_head(p, item, slot, pair);
 }
 
 template <class T>
 MEGATRACE_DEVICE void qkv_finish(T& t, const Params& p, Shared& /*s*/) {
-  const uint32_t heads = qkv_heads(p), items = p.shape.rows * heads;
-  const uint32_t begin = share_begin(items, blockIdx.x) + warp_id();
-  const uint32_t end = share_begin(items, blockIdx.x + 1);
-  if (begin >= end) return;
+  const uint32_t thread = ptx::opaque(threadIdx.x);
+  const uint32_t heads = 2 * (p.shape.heads + p.shape.kv_heads), items = p.shape.rows * heads;
+  uint32_t at = quotient(items * blockIdx.x, gridDim.x) + (thread >> 5);
+  const uint32_t end = quotient(items * blockIdx.x + items, gridDim.x);
+  if (at >= end) return;
   auto span = t.span(ev::qkv_finish{});
   const uint32_t context = static_cast<uint32_t>(*p.context);
-  for (uint32_t item = begin; item < end; item += kWorkers / 32) {
-    const uint32_t row = item / heads;
-    finish_qkv_head(t, p, row, item - row * heads, context + row);
-  }
+#pragma unroll 1
+  do {
+    const uint32_t row = quotient(at, heads);
+    finish_qkv_head(t, p, {row, at - row * heads, heads, thread & 31}, context + row);
+    at += kWorkers / 32;
+  } while (at < end);
 }
 
 }  // namespace muse

@@ -58,7 +58,8 @@ class Loader {
 
   template <class T>
   MEGATRACE_DEVICE void begin(T& t, Phase phase) {
-    if (phase_ != kPhases) wait_for_launch_before(t);
+    // Where every record says the high part of its time, the first fill has too many for a line.
+    if (phase_ != kPhases || ptx::kSlow) wait_for_launch_before(t);
     phase_ = phase;
     begun_ = 0;
   }
@@ -71,6 +72,7 @@ class Loader {
     alone_ = true;
     ptx::dependency_wait();
     t.after_dependency();
+    t.head();
   }
 
   // Asks for the next stage of a tensor warp.

@@ -43,161 +43,97 @@ MEGATRACE_DEVICE uint32_t top_experts(uint32_t (&key)[8], uint32_t top_k) {
 
 // One warp: chooses the row's experts. `chance` has room for kMaxExperts.
 template <class T>
-MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, const Row& row) {
+MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint32_t row) {
   const uint32_t lane = ptx::lane_id(), experts = p.shape.experts, top_k = p.shape.top_k;
-  float bias[8];
+  const Mine<OneWarp> mine(experts / 4);
+  float4 bias[2], logit[2];
 #pragma unroll
-  for (uint32_t i = 0; i < 8; ++i)
-    bias[i] = lane_expert(i) < experts ? p.weights.router_bias[lane_expert(i)] : 0.f;
-  sum_slices<OneWarp>(t, ev::router_part_wait{}, p, row, p.handoff.router_part, p.shape.hidden,
-                      experts, [&](uint32_t v, const float4& logit) {
-                        const float4 x = logit * -p.shape.output_multiplier;
-                        reinterpret_cast<float4*>(chance)[v] =
-                            make_float4(1.f / (1.f + expf(x.x)), 1.f / (1.f + expf(x.y)),
-                                        1.f / (1.f + expf(x.z)), 1.f / (1.f + expf(x.w)));
-                      });
+  for (uint32_t i = 0; i < 2; ++i)
+    bias[i] = mine.has(i) ? vectors_of(p.weights.router_bias)[lane + i * 32] : zeros();
+  sum_slices<4>(t, ev::router_part_wait{}, p, row, mine, p.handoff.router_part, p.shape.hidden,
+                experts, logit);
+  float4* vector = reinterpret_cast<float4*>(chance) + lane;
+  vector[0] = logit[0];
+  vector[32] = logit[1];
+#pragma unroll 2
+  for (uint32_t i = 0; i < 8; ++i) {
+    float& v = chance[lane_expert(i)];
+    v = 1.f / (1.f + expf(v * -p.shape.output_multiplier));
+  }
   uint32_t key[8];
 #pragma unroll
-  for (uint32_t i = 0; i < 8; ++i)
-    key[i] = lane_expert(i) < experts ? order_key(chance[lane_expert(i)] + bias[i]) : 0;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const float4 sum = vector[i * 32] + bias[i];
+    const float each[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) key[i * 4 + j] = mine.has(i) ? order_key(each[j]) : 0;
+  }
   const uint32_t id = top_experts(key, top_k);
-  if (lane < top_k) put(p.handoff.ids + row.index * top_k + lane, id);
+  if (lane < top_k) put(p.handoff.ids + row * top_k + lane, id);
   ptx::syncwarp();
-  const float mine = lane < top_k ? chance[id] : 0.f;
-  float sum = 0;
-  for (uint32_t j = 0; j < top_k; ++j) sum += ptx::shuffle(mine, j);
+  const float weight = lane < top_k ? chance[id] : 0.f;
+  const float sum = warp_sum(weight);
   if (lane < top_k)
-    put(p.handoff.weights + row.index * top_k + lane,
-        float_word(mine / (sum + 1e-15f) * p.shape.route_scale));
+    put(p.handoff.weights + row * top_k + lane,
+        float_word(weight / (sum + 1e-15f) * p.shape.route_scale));
   t.publish(ev::routes{}, blockIdx.x);
 }
 
 // -- expert input ----------------------------------------------------------------------
 
+// Vectors of a row of kMaxWidth columns that a thread has.
+constexpr uint32_t kMaxWidth = 4096;
+constexpr uint32_t kInputVectors = kMaxWidth / 4 / TensorTeam::kSize;
+constexpr uint32_t kSumVectors = (kMaxWidth / 4 + kWorkers - 1) / kWorkers;
+
 // Tensor warps: the row's normed pre-expert projection.
 template <class T>
-MEGATRACE_DEVICE void expert_input(T& t, const Params& p, Shared& s, const Row& row) {
+MEGATRACE_DEVICE void expert_input(T& t, const Params& p, Shared& s, uint32_t row) {
   const uint32_t columns = p.shape.expert_width, vectors = columns / 4;
-  uint2* line = reinterpret_cast<uint2*>(s.work);
-  uint2* gain = line + vectors;
-  for (uint32_t v = row.thread; v < vectors; v += TensorTeam::kSize)
-    gain[v] = vectors_of(p.weights.pre_expert_gain)[v];
-  projected_row<TensorTeam>(t, ev::router_part_wait{}, p, row, p.handoff.pre_part, p.shape.hidden,
-                            p.shape.pre_rows, columns, p.pre_gather, kPreGather,
-                            [&](uint32_t v, const uint2& words) { line[v] = words; });
-  float sum = 0;
-#pragma unroll 4
-  for (uint32_t v = row.thread; v < vectors; v += TensorTeam::kSize)
-    sum += squares(values(line[v]));
+  const Mine<TensorTeam> mine(vectors);
+  const float per_column = reciprocal(static_cast<float>(columns));
+  uint2 gain[kInputVectors], words[kInputVectors];
+#pragma unroll
+  for (uint32_t i = 0; i < kInputVectors; ++i)
+    gain[i] = mine.has(i) ? vectors_of(p.weights.pre_expert_gain)[mine.first + i * mine.kSize]
+                          : make_uint2(0, 0);
+  const uint32_t n = p.shape.pre_rows;
+  sum_slices<2>(t, ev::router_part_wait{}, p, row, Mine<TensorTeam>(n / 4), p.handoff.pre_part,
+                p.shape.hidden, n, words);
+  if (n < columns) gather_ranks<TensorTeam>(t, p, p.pre_gather, kPreGather, row, n / 4, words);
+  float4 x[kInputVectors];
+#pragma unroll
+  for (uint32_t i = 0; i < kInputVectors; ++i) x[i] = values(words[i]);
   const float scale =
-      rms_scale(team_sum<TensorTeam>(s, sum, row.index & 1), columns, p.shape.eps_norm);
-  uint2* out = pair_row(p.handoff.y, row.index, vectors);
-#pragma unroll 4
-  for (uint32_t v = row.thread; v < vectors; v += TensorTeam::kSize)
-    put(out + v, pack(values(line[v]) * scale * values(gain[v])));
-  if (row.count<TensorTeam>(vectors) != 0) t.publish(ev::routes{}, blockIdx.x);
+      rms_scale(team_sum<TensorTeam>(s, squares(x), row & 1), per_column, p.shape.eps_norm);
+  uint2* out = pair_row(p.handoff.y, row, vectors) + mine.first;
+#pragma unroll
+  for (uint32_t i = 0; i < kInputVectors; ++i)
+    put_if(mine.has(i), out + i * mine.kSize, pack(x[i] * scale * values(gain[i])));
+  if (mine.warp_has()) t.publish(ev::routes{}, blockIdx.x);
 }
 
-// Experts and their input are found at the same time. The router warp touches no s.work, and goes
-// on as soon as it can.
+// Experts and their input are found at the same time. Neither touches s.work: each warp goes on
+// as soon as it can.
 template <class T>
 MEGATRACE_DEVICE void route(T& t, const Params& p, Shared& s) {
   static_assert(kMaxPairs >= kMaxExperts, "chances take the place of ids");
-  bool any = false;
-  for_rows(p, [&](const Row& row) {
-    any = true;
-    if (warp_id() == kRouterWarp) {
-      auto span = t.span(ev::route{});
+  for_rows(p, [&](uint32_t row) {
+    if (warp_id() > kRouterWarp) return;
+    auto span = t.span(ev::route{});
+    if (warp_id() == kRouterWarp)
       choose_experts(t, p, reinterpret_cast<float*>(s.ids), row);
-    } else if (warp_id() < kTensorWarps) {
-      auto span = t.span(ev::route{});
+    else
       expert_input(t, p, s, row);
-    }
   });
-  if (any && warp_id() != kRouterWarp) ptx::barrier_sync(kInputBarrier, kWorkers - 32);
 }
 
 // -- sum over a row's experts ----------------------------------------------------------
 
-// Of a row, the slots whose experts are on this rank, ascending.
-struct Hits {
-  uint32_t count;
-  uint32_t slot;  // lane i: the i-th of them
-  float weight;   // lane j: of slot j
-};
-
-template <class T>
-MEGATRACE_DEVICE Hits local_hits(T& t, const Params& p, const Row& row) {
-  const uint32_t lane = ptx::lane_id(), at = row.index * p.shape.top_k + lane;
-  uint32_t id = 0, weight = 0, slot = 0;
-  t.poll(ev::routes_wait{}, slot, [&] {
-    return try_load(
-        slot,
-        [&] {
-          if (lane >= p.shape.top_k) return true;
-          id = ptx::load_relaxed(p.handoff.ids + at);
-          weight = ptx::load_relaxed(p.handoff.weights + at);
-          return filled(id) && filled(weight);
-        },
-        [&] { return row_owner(p, row.index); });
-  });
-  const bool local = lane < p.shape.top_k && id - p.shape.first_expert < p.shape.local_experts;
-  const uint32_t hit = ptx::ballot(local);
-  uint32_t rest = hit;
-  for (uint32_t i = 0; i < lane && i < p.shape.top_k; ++i) rest &= rest - 1;
-  ptx::syncwarp();
-  return {static_cast<uint32_t>(__popc(hit)),
-          static_cast<uint32_t>(__ffs(static_cast<int>(rest)) - 1), __uint_as_float(weight)};
-}
-
-// Who hands over down[pair][column] of a row's hits. The routing table tells; it is searched once
-// that is asked.
-class DownProducer {
- public:
-  MEGATRACE_DEVICE DownProducer(const Params& p, const Shared& s, const Hits& hits, const Row& row)
-      : p_(p), s_(s), hits_(hits), first_pair_(row.index * p.shape.top_k) {}
-
-  // Called by a whole warp.
-  MEGATRACE_DEVICE uint32_t operator()(uint32_t hit, uint32_t column) {
-    if (!known_) look_up();
-    known_ = true;
-    const uint32_t group = ptx::shuffle(group_, ptx::shuffle(hits_.slot, hit));
-    const uint32_t tiles = p_.shape.expert_width / 16;
-    return share_owner(s_.routing.groups * tiles, group * tiles + column / 16);
-  }
-
- private:
-  // Lane j gets the group of slot j, where it is among `hits`.
-  MEGATRACE_DEVICE void look_up() {
-    const Routing& routing = s_.routing;
-    for (uint32_t base = 0; base < routing.groups; base += 32) {
-      const uint32_t g = base + ptx::lane_id();
-      const uint32_t tokens = g < routing.groups ? routing.group[g].tokens : 0;
-      for (uint32_t hit = 0; hit < hits_.count; ++hit) {
-        const uint32_t slot = ptx::shuffle(hits_.slot, hit), pair = first_pair_ + slot;
-        bool holds = false;
-#pragma unroll
-        for (uint32_t i = 0; i < kTokens; ++i)
-          holds |= i < tokens && routing.group[g].pairs[i] == pair;
-        const uint32_t holder = ptx::ballot(holds);
-        if (holder != 0 && ptx::lane_id() == slot)
-          group_ = base + static_cast<uint32_t>(__ffs(static_cast<int>(holder)) - 1);
-      }
-    }
-  }
-
-  const Params& p_;
-  const Shared& s_;
-  const Hits& hits_;
-  const uint32_t first_pair_;
-  uint32_t group_ = 0;
-  bool known_ = false;
-};
-
-// Shared memory of the sum: words of all hits, then their sums of squares by warp.
+// Shared memory of the sum, by slot: words, and their sums of squares by warp.
 struct SumWork {
-  uint2* words;    // [hits][h / 4]
-  float* squares;  // [hits][kSumWarps]
+  uint2* words;    // [slots][h / 4]
+  float* squares;  // [slots][kSumWarps]
 };
 constexpr uint32_t kSumWarps = 12;
 
@@ -206,104 +142,140 @@ MEGATRACE_DEVICE SumWork sum_work(const Params& p, Shared& s) {
   return {words, reinterpret_cast<float*>(words + p.shape.top_k * (p.shape.expert_width / 4))};
 }
 
-template <class T>
-MEGATRACE_DEVICE void stage_down(T& t, const Params& p, Shared& s, const Hits& hits,
-                                 const SumWork& work, const Row& row) {
-  const uint32_t vectors = p.shape.expert_width / 4;
-  const uint2* down = reinterpret_cast<const uint2*>(p.handoff.down);
-  DownProducer producer(p, s, hits, row);
-  poll_words<8, uint2>(
-      t, ev::down_wait{}, hits.count, row.count<Workers>(vectors),
-      [&](uint32_t hit, uint32_t i) -> const uint2* {
-        const uint32_t pair = row.index * p.shape.top_k + ptx::shuffle(hits.slot, hit);
-        const uint2* line = down + size_t{pair} * vectors;
-        return fragment(row, i) < vectors ? line + fragment(row, i) : nullptr;
-      },
-      [&](uint32_t hit, uint32_t i) { return producer(hit, fragment(row, i) * 4); },
-      [&](uint32_t hit, uint32_t i, const uint2& words) {
-        if (fragment(row, i) < vectors) work.words[hit * vectors + fragment(row, i)] = words;
-      });
+// The slots of a row whose experts are on this rank, a bit each. The routing table is made.
+MEGATRACE_DEVICE uint32_t local_slots(const Params& p, const Shared& s, uint32_t row) {
+  const uint32_t lane = ptx::lane_id(), top_k = p.shape.top_k;
+  return ptx::ballot(lane < top_k && s.ids[row * top_k + lane] < p.shape.local_experts);
 }
 
-// This warp's sums of squares of all hits, four at a time.
-MEGATRACE_DEVICE void store_squares(const Row& row, const Hits& hits, const SumWork& work,
-                                    const uint2 (&gain)[kFragments], uint32_t vectors) {
-  for (uint32_t first = 0; first < hits.count; first += 4) {
-    float sum[4] = {};
+MEGATRACE_DEVICE uint32_t lowest(uint32_t slots) {
+  return static_cast<uint32_t>(__ffs(static_cast<int>(slots))) - 1;
+}
+
+// Who hands over down[pair][column].
+MEGATRACE_DEVICE uint32_t down_producer(const Params& p, const Shared& s, uint32_t pair,
+                                        uint32_t column) {
+  const Routing& routing = s.routing;
+  const uint32_t tiles = p.shape.expert_width / 16, key = s.ids[pair] << 8 | pair;
+  uint32_t group = 0;  // the last that begins with this pair or one before
+#pragma unroll 1
+  for (uint32_t step = kMaxPairs / 2; step != 0; step /= 2) {
+    const uint32_t next = min(group + step, kMaxPairs - 1);
+    const Group& g = routing.group[next];
+    if (next < routing.groups && (uint32_t{g.expert} << 8 | g.pairs[0]) <= key) group = next;
+  }
+  return share_owner(routing.groups * tiles, group * tiles + column / 16);
+}
+
+// Brings the rows of all local slots into shared memory, kSlots at a time.
+template <class T>
+MEGATRACE_DEVICE void stage_down(T& t, const Params& p, const Shared& s, uint32_t local,
+                                 const SumWork& work, uint32_t row, const Mine<Workers>& mine) {
+  constexpr uint32_t kSlots = 4;
+  const uint32_t vectors = p.shape.expert_width / 4, first_pair = row * p.shape.top_k;
+  const uint2* down = pair_row(p.handoff.down, first_pair, vectors) + mine.first;
+  uint2 words[kSlots][kSumVectors] = {};
+#pragma unroll 1
+  for (uint32_t rest = local; rest != 0;) {
+    Sources<uint2, kSlots> from;
+    uint32_t slot[kSlots];
 #pragma unroll
-    for (uint32_t e = 0; e < 4; ++e) {
-      if (first + e >= hits.count) continue;
-#pragma unroll
-      for (uint32_t i = 0; i < kFragments; ++i)
-        if (fragment(row, i) < vectors)
-          sum[e] += squares(values(gain[i]) *
-                            values(work.words[(first + e) * vectors + fragment(row, i)]));
+    for (uint32_t j = 0; j < kSlots; ++j) {
+      slot[j] = rest != 0 ? lowest(rest) : 0;
+      from.at[j] = down + slot[j] * vectors;
+      from.left[j] = rest != 0 ? mine.left : 0;
+      rest &= rest - 1;
     }
+    poll_rows<kWorkers>(t, ev::down_wait{}, from, words, [&](uint32_t j, uint32_t i) {
+      const uint32_t at = j == 0 ? slot[0] : j == 1 ? slot[1] : j == 2 ? slot[2] : slot[3];
+      return down_producer(p, s, first_pair + at, (mine.first + i * kWorkers) * 4);
+    });
 #pragma unroll
-    for (uint32_t mask = 16; mask != 0; mask /= 2)
+    for (uint32_t j = 0; j < kSlots; ++j)
 #pragma unroll
-      for (uint32_t e = 0; e < 4; ++e) sum[e] += ptx::shuffle_xor(sum[e], mask);
-#pragma unroll
-    for (uint32_t e = 0; e < 4; ++e)
-      if (ptx::lane_id() == 0 && first + e < hits.count)
-        work.squares[(first + e) * kSumWarps + warp_id()] = sum[e];
+      for (uint32_t i = 0; i < kSumVectors; ++i)
+        if (static_cast<int32_t>(i * kWorkers) < from.left[j])
+          work.words[slot[j] * vectors + mine.first + i * kWorkers] = words[j][i];
   }
 }
 
-// Adds the weighted norms of all hits up, in slot order.
-MEGATRACE_DEVICE void add_experts(const Params& p, const Row& row, const Hits& hits,
-                                  const SumWork& work, const uint2 (&gain)[kFragments],
-                                  float4 (&sum)[kFragments]) {
-  const uint32_t columns = p.shape.expert_width, vectors = columns / 4;
-  for (uint32_t hit = 0; hit < hits.count; ++hit) {
-    float total = 0;
+// Lane j: what slot j's row is multiplied by, its router weight over its rms.
+template <class T>
+MEGATRACE_DEVICE float slot_scale(T& t, const Params& p, uint32_t local, const SumWork& work,
+                                  uint32_t row, uint32_t weight) {
+  const uint32_t lane = ptx::lane_id();
+  const bool mine = local >> lane & 1;
+  uint32_t slot = 0;
+  t.poll(ev::routes_wait{}, slot, [&] {
+    return try_load(
+        slot,
+        [&] {
+          if (mine && !filled(weight))
+            weight = ptx::load_relaxed(p.handoff.weights + row * p.shape.top_k + lane);
+          return !mine || filled(weight);
+        },
+        [&] { return row_owner(p, row); });
+  });
+  float total = 0;
+  if (mine)
 #pragma unroll
-    for (uint32_t w = 0; w < kWorkers / 32; ++w) total += work.squares[hit * kSumWarps + w];
-    const float scale = rms_scale(total, columns, p.shape.eps_post);
-    const float weight = ptx::shuffle(hits.weight, ptx::shuffle(hits.slot, hit));
-#pragma unroll
-    for (uint32_t i = 0; i < kFragments; ++i)
-      if (fragment(row, i) < vectors)
-        sum[i] = sum[i] + values(gain[i]) * values(work.words[hit * vectors + fragment(row, i)]) *
-                              scale * weight;
-  }
+    for (uint32_t w = 0; w < kWorkers / 32; ++w) total += work.squares[lane * kSumWarps + w];
+  return rms_scale(total, reciprocal(static_cast<float>(p.shape.expert_width)), p.shape.eps_post) *
+         __uint_as_float(weight);
 }
 
 template <class T>
-MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, const Row& row) {
-  const uint32_t vectors = p.shape.expert_width / 4;
+MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, uint32_t row) {
+  const uint32_t vectors = p.shape.expert_width / 4, lane = ptx::lane_id();
+  const Mine<Workers> mine(vectors);
   const SumWork work = sum_work(p, s);
-  uint2 gain[kFragments];
+  const uint32_t local = local_slots(p, s, row);
+  uint32_t weight = 0;
+  if (local >> lane & 1) weight = ptx::load_relaxed(p.handoff.weights + row * p.shape.top_k + lane);
+  float4 gain[kSumVectors], sum[kSumVectors];
 #pragma unroll
-  for (uint32_t i = 0; i < kFragments; ++i)
-    gain[i] = fragment(row, i) < vectors ? vectors_of(p.weights.post_expert_gain)[fragment(row, i)]
-                                         : make_uint2(0, 0);
-  const Hits hits = local_hits(t, p, row);
-  stage_down(t, p, s, hits, work, row);
-  store_squares(row, hits, work, gain, vectors);
-  workers_sync();
-  float4 sum[kFragments] = {};
-  add_experts(p, row, hits, work, gain, sum);
-
-  const bool alone = p.shape.ranks == 1;
-  uint2* out = pair_row(p.handoff.sum, row.index, vectors);
-#pragma unroll
-  for (uint32_t i = 0; i < kFragments; ++i) {
-    if (fragment(row, i) >= vectors) continue;
-    if (alone)
-      put(out + fragment(row, i), pack(sum[i]));
-    else
-      send(p, p.expert_reduce, row, vectors, fragment(row, i), pack(sum[i]));
+  for (uint32_t i = 0; i < kSumVectors; ++i) {
+    gain[i] = sum[i] = zeros();
+    if (mine.has(i))
+      gain[i] = values(vectors_of(p.weights.post_expert_gain)[mine.first + i * kWorkers]);
   }
-  if (!alone)
-    receive_sum<Workers>(t, p, p.expert_reduce, kExpertReduce, row, vectors,
-                         [&](uint32_t v, const uint2& words) { put(out + v, words); });
-  if (row.count<Workers>(vectors) != 0) t.publish(ev::expert_row{}, blockIdx.x);
+  stage_down(t, p, s, local, work, row, mine);
+#pragma unroll 1
+  for (uint32_t rest = local; rest != 0; rest &= rest - 1) {
+    const uint32_t slot = lowest(rest);
+    float square = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kSumVectors; ++i)
+      if (mine.has(i))
+        square += squares(values(work.words[slot * vectors + mine.first + i * kWorkers]) * gain[i]);
+    square = warp_sum(square);
+    if (lane == 0) work.squares[slot * kSumWarps + warp_id()] = square;
+  }
+  workers_sync();
+  const float scales = slot_scale(t, p, local, work, row, weight);
+#pragma unroll 1
+  for (uint32_t rest = local; rest != 0; rest &= rest - 1) {
+    const uint32_t slot = lowest(rest);
+    const float scale = ptx::shuffle(scales, slot);
+#pragma unroll
+    for (uint32_t i = 0; i < kSumVectors; ++i)
+      if (mine.has(i))
+        sum[i] = sum[i] + values(work.words[slot * vectors + mine.first + i * kWorkers]) * scale;
+  }
+  uint2 words[kSumVectors];
+#pragma unroll
+  for (uint32_t i = 0; i < kSumVectors; ++i) words[i] = pack(sum[i] * gain[i]);
+  if (p.shape.ranks != 1)
+    reduce_ranks<4>(t, p, p.expert_reduce, kExpertReduce, row, vectors, mine, words);
+  uint2* out = pair_row(p.handoff.sum, row, vectors) + mine.first;
+#pragma unroll
+  for (uint32_t i = 0; i < kSumVectors; ++i) put_if(mine.has(i), out + i * kWorkers, words[i]);
+  if (mine.warp_has()) t.publish(ev::expert_row{}, blockIdx.x);
 }
 
 template <class T>
 MEGATRACE_DEVICE void expert_sum(T& t, const Params& p, Shared& s) {
-  for_rows(p, [&](const Row& row) {
+  for_rows(p, [&](uint32_t row) {
     auto span = t.span(ev::expert_sum{});
     expert_sum_row(t, p, s, row);
     workers_sync();

@@ -8,59 +8,60 @@ namespace muse {
 
 // A thread's vectors of a row stay in registers: rows have at most kRowVectors of them.
 constexpr uint32_t kFragments = 6, kRowVectors = kFragments * kWorkers;
-constexpr uint32_t kMaxHidden = 4 * kRowVectors;
 
-// The thread's vector i, whether the row has it or not.
-MEGATRACE_DEVICE uint32_t fragment(const Row& row, uint32_t i) { return row.vector<Workers>(i); }
+// -- what the stream is read as --------------------------------------------------------
 
 // Hands over bf(S gain / rms(S)).
-template <class Gain>
-MEGATRACE_DEVICE void put_normed(const Row& row, const float4 (&stream)[kFragments], float scale,
-                                 Gain&& gain, uint2* out, uint32_t vectors) {
+MEGATRACE_DEVICE void put_normed(const Params& p, Shared& s, const Mine<Workers>& mine,
+                                 const float4 (&stream)[kFragments], float per_column, uint2* out,
+                                 const uint2 (&gain)[kFragments]) {
+  const float scale =
+      rms_scale(team_sum<Workers>(s, squares(stream), 1), per_column, p.shape.eps_norm);
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i)
-    if (fragment(row, i) < vectors)
-      put(out + fragment(row, i), pack(stream[i] * scale * values(gain(fragment(row, i)))));
+    put_if(mine.has(i), out + i * kWorkers, pack(stream[i] * scale * values(gain[i])));
 }
 
-MEGATRACE_DEVICE float squares(const float4 (&row)[kFragments]) {
-  float sum = 0;
+// The thread's vectors of a gain, zero where the row has none.
+MEGATRACE_DEVICE void read_gain(const uint16_t* row, const Mine<Workers>& mine,
+                                uint2 (&gain)[kFragments]) {
+  const uint2* from = vectors_of(row) + mine.first;
 #pragma unroll
-  for (uint32_t i = 0; i < kFragments; ++i) sum += squares(row[i]);
-  return sum;
+  for (uint32_t i = 0; i < kFragments; ++i)
+    gain[i] = mine.has(i) ? from[i * kWorkers] : make_uint2(0, 0);
 }
 
 // -- embedding -------------------------------------------------------------------------
 
 template <class T>
-MEGATRACE_DEVICE void embed_row(T& t, const Params& p, Shared& s, const Row& row) {
+MEGATRACE_DEVICE void embed_row(T& t, const Params& p, Shared& s, uint32_t row) {
   const uint32_t columns = p.shape.hidden, vectors = columns / 4;
-  const size_t token = static_cast<uint32_t>(p.tokens[row.index]);
-  const uint2* embedding = vectors_of(p.embedding + token * columns);
-  const uint2* gain = vectors_of(p.weights.next_input_gain);
-  float4* out = reinterpret_cast<float4*>(p.stream + size_t{row.index} * columns);
+  const Mine<Workers> mine(vectors);
+  const float per_column = reciprocal(static_cast<float>(columns));
+  const size_t token = static_cast<uint32_t>(p.tokens[row]);
+  const uint2* embedding = vectors_of(p.embedding + token * columns) + mine.first;
+  uint2 gain[kFragments];
+  read_gain(p.weights.next_input_gain, mine, gain);
+  float4* out = stream_of(p, row) + mine.first;
   float4 stream[kFragments];
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i)
-    stream[i] = fragment(row, i) < vectors ? values(embedding[fragment(row, i)]) : zeros();
+    stream[i] = mine.has(i) ? values(embedding[i * kWorkers]) : zeros();
   const float first =
-      rms_scale(team_sum<Workers>(s, squares(stream), 0), columns, p.shape.eps_norm);
+      rms_scale(team_sum<Workers>(s, squares(stream), 0), per_column, p.shape.eps_norm);
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i) {
     stream[i] = rounded(stream[i] * first);
-    if (fragment(row, i) < vectors) out[fragment(row, i)] = stream[i];
+    if (mine.has(i)) out[i * kWorkers] = stream[i];
   }
-  const float scale =
-      rms_scale(team_sum<Workers>(s, squares(stream), 1), columns, p.shape.eps_norm);
-  put_normed(
-      row, stream, scale, [&](uint32_t v) { return gain[v]; },
-      pair_row(p.handoff.a, row.index, vectors), vectors);
-  if (row.count<Workers>(vectors) != 0) t.publish(ev::a{}, blockIdx.x);
+  put_normed(p, s, mine, stream, per_column, pair_row(p.handoff.a, row, vectors) + mine.first,
+             gain);
+  if (mine.warp_has()) t.publish(ev::a{}, blockIdx.x);
 }
 
 template <class T>
 MEGATRACE_DEVICE void embed(T& t, const Params& p, Shared& s) {
-  for_rows(p, [&](const Row& row) {
+  for_rows(p, [&](uint32_t row) {
     auto span = t.span(ev::embed{});
     embed_row(t, p, s, row);
     workers_sync();
@@ -69,143 +70,137 @@ MEGATRACE_DEVICE void embed(T& t, const Params& p, Shared& s) {
 
 // -- residual gates --------------------------------------------------------------------
 
-// S <- alpha S + beta bf(rms(b)), and what the next projections read of it: `outer` is null where
-// they read nothing. b is a branch, times the gain `inner` if there is one.
+// S <- alpha S + beta bf(rms(b)), and what the next projections read of it. b is a projection's row,
+// times the gain `inner` if there is one. Told like Dense, so that both gates can run the same code.
 struct Boundary {
   const float *alpha, *beta;
   const uint16_t *inner, *outer;
+  const uint32_t* parts;  // of a projection from k to n columns
+  uint32_t k, n;
+  uint32_t* next;  // null: nothing reads the stream
+  AnySpan span;
+  AnyWait wait;  // for the parts
+  AnyPublish publish;
 };
+
+MEGATRACE_DEVICE Boundary boundary_of(const Params& p, bool experts) {
+  const LayerWeights& w = p.weights;
+  const bool last = experts && w.next_qkv == nullptr;
+  return {experts ? w.ffn_alpha : w.attn_alpha,
+          experts ? w.ffn_beta : w.attn_beta,
+          experts ? w.post_ffn_gain : nullptr,
+          experts && !last ? w.next_input_gain : w.pre_ffn_gain,
+          experts ? p.handoff.post_part : p.handoff.o_part,
+          experts ? p.shape.expert_width : p.shape.heads * kHeadDim,
+          experts ? p.shape.post_rows : p.shape.hidden,
+          last      ? nullptr
+          : experts ? p.handoff.a
+                    : p.handoff.x,
+          experts ? any<AnySpan>(ev::ffn_boundary{}) : any<AnySpan>(ev::attn_boundary{}),
+          experts ? any<AnyWait>(ev::post_part_wait{}) : any<AnyWait>(ev::o_part_wait{}),
+          experts ? any<AnyPublish>(ev::a{}) : any<AnyPublish>(ev::x{})};
+}
 
 // Shared memory of a boundary; each vector is one thread's.
 struct BoundaryWork {
   float4 stream[kRowVectors];  // alpha S
-  uint2 outer[kRowVectors];
-  uint2 branch[kRowVectors];  // inner, then b
+  float4 beta[kRowVectors];
 };
 static_assert(sizeof(BoundaryWork) <= kWorkBytes, "a row must fit");
 
-// Reads all but the branch: the wait for that hides it.
-MEGATRACE_DEVICE void read_ahead(const Params& p, const Boundary& boundary, const Row& row,
-                                 BoundaryWork& work, float4 (&beta)[kFragments]) {
-  const uint32_t vectors = p.shape.hidden / 4;
-  const float4* stream = vectors_of(p.stream) + row.index * vectors;
+// Reads what the wait for the branch hides. What the row does not have is zero.
+MEGATRACE_DEVICE void read_ahead(const Params& p, const Boundary& b, uint32_t row,
+                                 const Mine<Workers>& mine, BoundaryWork& work) {
+  const float4 *stream = stream_of(p, row) + mine.first, *alpha = vectors_of(b.alpha) + mine.first;
+  const float4* beta = vectors_of(b.beta) + mine.first;
+  float4 x[kFragments], y[kFragments];
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i) {
-    const uint32_t v = fragment(row, i);
-    beta[i] = zeros();
-    if (v >= vectors) continue;
-    work.stream[v] = vectors_of(boundary.alpha)[v] * stream[v];
-    beta[i] = vectors_of(boundary.beta)[v];
-    if (boundary.inner != nullptr) work.branch[v] = vectors_of(boundary.inner)[v];
-    if (boundary.outer != nullptr) work.outer[v] = vectors_of(boundary.outer)[v];
+    x[i] = mine.has(i) ? alpha[i * kWorkers] * stream[i * kWorkers] : zeros();
+    y[i] = mine.has(i) ? beta[i * kWorkers] : zeros();
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kFragments; ++i) {
+    work.stream[mine.first + i * kWorkers] = x[i];
+    work.beta[mine.first + i * kWorkers] = y[i];
   }
 }
 
-// Passes the gate with b of work.branch; the new stream is in `stream`.
-MEGATRACE_DEVICE void pass_gate(const Params& p, Shared& s, const Row& row,
-                                const BoundaryWork& work, const float4 (&beta)[kFragments],
+// Passes the gate with the branch, whose columns no rank misses.
+MEGATRACE_DEVICE void pass_gate(const Params& p, Shared& s, const Boundary& b, uint32_t row,
+                                const uint2 (&branch)[kFragments], const BoundaryWork& work,
                                 float4 (&stream)[kFragments]) {
-  const uint32_t columns = p.shape.hidden, vectors = columns / 4;
-  float4* out = reinterpret_cast<float4*>(p.stream + size_t{row.index} * columns);
+  const uint32_t columns = p.shape.hidden;
+  const Mine<Workers> mine(columns / 4);
+  const float per_column = reciprocal(static_cast<float>(columns));
+  uint2 gain[kFragments];
+  read_gain(b.outer, mine, gain);
+  float4* out = stream_of(p, row) + mine.first;
+#pragma unroll
+  for (uint32_t i = 0; i < kFragments; ++i) stream[i] = values(branch[i]);
+  const float scale =
+      rms_scale(team_sum<Workers>(s, squares(stream), 0), per_column, p.shape.eps_post);
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i) {
-    stream[i] = fragment(row, i) < vectors ? values(work.branch[fragment(row, i)]) : zeros();
+    const uint32_t v = mine.first + i * kWorkers;
+    stream[i] = work.stream[v] + work.beta[v] * rounded(stream[i] * scale);
+    if (mine.has(i)) out[i * kWorkers] = stream[i];
   }
-  const float scale =
-      rms_scale(team_sum<Workers>(s, squares(stream), 0), columns, p.shape.eps_post);
-#pragma unroll
-  for (uint32_t i = 0; i < kFragments; ++i) {
-    if (fragment(row, i) >= vectors) continue;
-    stream[i] = work.stream[fragment(row, i)] + beta[i] * rounded(stream[i] * scale);
-    out[fragment(row, i)] = stream[i];
-  }
-}
-
-// Hands the next input over.
-MEGATRACE_DEVICE void put_next(const Params& p, Shared& s, const Row& row, const BoundaryWork& work,
-                               const float4 (&stream)[kFragments], uint32_t* next) {
-  const uint32_t columns = p.shape.hidden, vectors = columns / 4;
-  const float scale =
-      rms_scale(team_sum<Workers>(s, squares(stream), 1), columns, p.shape.eps_norm);
-  put_normed(
-      row, stream, scale, [&](uint32_t v) { return work.outer[v]; },
-      pair_row(next, row.index, vectors), vectors);
-}
-
-template <class T>
-MEGATRACE_DEVICE void attn_boundary_row(T& t, const Params& p, Shared& s, const Row& row) {
-  BoundaryWork& work = *reinterpret_cast<BoundaryWork*>(s.work);
-  const Boundary boundary{p.weights.attn_alpha, p.weights.attn_beta, nullptr,
-                          p.weights.pre_ffn_gain};
-  const uint32_t hidden = p.shape.hidden, vectors = hidden / 4;
-  const bool alone = p.shape.ranks == 1;
-  float4 beta[kFragments];
-  read_ahead(p, boundary, row, work, beta);
-  sum_slices<Workers, kFragments>(t, ev::o_part_wait{}, p, row, p.handoff.o_part,
-                                  p.shape.heads * kHeadDim, hidden,
-                                  [&](uint32_t v, const float4& sum) {
-                                    if (alone)
-                                      work.branch[v] = pack(sum);
-                                    else
-                                      send(p, p.attn_reduce, row, vectors, v, pack(sum));
-                                  });
-  if (!alone)
-    receive_sum<Workers>(t, p, p.attn_reduce, kAttnReduce, row, vectors,
-                         [&](uint32_t v, const uint2& words) { work.branch[v] = words; });
-  float4 stream[kFragments];
-  pass_gate(p, s, row, work, beta, stream);
-  put_next(p, s, row, work, stream, p.handoff.x);
-  if (row.count<Workers>(vectors) != 0) t.publish(ev::x{}, blockIdx.x);
-}
-
-template <class T>
-MEGATRACE_DEVICE void attn_boundary(T& t, const Params& p, Shared& s) {
-  for_rows(p, [&](const Row& row) {
-    auto span = t.span(ev::attn_boundary{});
-    attn_boundary_row(t, p, s, row);
-    workers_sync();
-  });
+  if (b.next != nullptr)
+    put_normed(p, s, mine, stream, per_column, pair_row(b.next, row, columns / 4) + mine.first,
+               gain);
 }
 
 // Where the draft reads the stream after this layer, bf16; 8-byte aligned.
-MEGATRACE_DEVICE void store_tap(const Params& p, const Row& row,
-                                const float4 (&stream)[kFragments]) {
-  uint2* tap = reinterpret_cast<uint2*>(p.tap + size_t{row.index} * p.tap_stride);
+MEGATRACE_DEVICE void store_tap(const Params& p, uint32_t row, const float4 (&stream)[kFragments]) {
+  const Mine<Workers> mine(p.shape.hidden / 4);
+  uint2* tap = reinterpret_cast<uint2*>(p.tap + size_t{row} * p.tap_stride) + mine.first;
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i)
-    if (fragment(row, i) < p.shape.hidden / 4) tap[fragment(row, i)] = pack(stream[i]);
+    if (mine.has(i)) tap[i * kWorkers] = pack(stream[i]);
 }
 
+// Attention adds its ranks' rows up; the projection after the experts may share its columns out.
 template <class T>
-MEGATRACE_DEVICE void ffn_boundary_row(T& t, const Params& p, Shared& s, const Row& row) {
+MEGATRACE_DEVICE void boundary_row(T& t, const Params& p, Shared& s, const Boundary& b,
+                                   bool experts, uint32_t row) {
   BoundaryWork& work = *reinterpret_cast<BoundaryWork*>(s.work);
-  const uint32_t hidden = p.shape.hidden;
-  const bool last = p.weights.next_qkv == nullptr;
-  const Boundary boundary{p.weights.ffn_alpha, p.weights.ffn_beta, p.weights.post_ffn_gain,
-                          last ? nullptr : p.weights.next_input_gain};
-  float4 beta[kFragments];
-  read_ahead(p, boundary, row, work, beta);
-  projected_row<Workers, kFragments>(
-      t, ev::post_part_wait{}, p, row, p.handoff.post_part, p.shape.expert_width, p.shape.post_rows,
-      hidden, p.post_gather, kPostGather, [&](uint32_t v, const uint2& words) {
-        work.branch[v] = pack(values(work.branch[v]) * values(words));
-      });
+  const uint32_t vectors = p.shape.hidden / 4;
+  const Mine<Workers> mine(vectors);
+  read_ahead(p, b, row, mine, work);
+  uint2 gain[kFragments] = {}, branch[kFragments];
+  if (b.inner != nullptr) read_gain(b.inner, mine, gain);
+  sum_slices<2>(t, b.wait, p, row, Mine<Workers>(b.n / 4), b.parts, b.k, b.n, branch);
+  if (!experts && p.shape.ranks != 1)
+    reduce_ranks<2>(t, p, p.attn_reduce, kAttnReduce, row, vectors, mine, branch);
+  if (b.n < p.shape.hidden)
+    gather_ranks<Workers>(t, p, p.post_gather, kPostGather, row, b.n / 4, branch);
+  if (b.inner != nullptr)
+#pragma unroll
+    for (uint32_t i = 0; i < kFragments; ++i) branch[i] = pack(values(gain[i]) * values(branch[i]));
   float4 stream[kFragments];
-  pass_gate(p, s, row, work, beta, stream);
-  if (!last) {
-    put_next(p, s, row, work, stream, p.handoff.a);
-    if (row.count<Workers>(hidden / 4) != 0) t.publish(ev::a{}, blockIdx.x);
-  }
-  if (p.tap != nullptr) store_tap(p, row, stream);
+  pass_gate(p, s, b, row, branch, work, stream);
+  if (b.next != nullptr && mine.warp_has()) t.publish(b.publish, blockIdx.x);
+  if (experts && p.tap != nullptr) store_tap(p, row, stream);
 }
 
+// The gate after the attention or after the experts.
 template <class T>
-MEGATRACE_DEVICE void ffn_boundary(T& t, const Params& p, Shared& s) {
-  for_rows(p, [&](const Row& row) {
-    auto span = t.span(ev::ffn_boundary{});
-    ffn_boundary_row(t, p, s, row);
+MEGATRACE_DEVICE void boundary(T& t, const Params& p, Shared& s, bool experts) {
+  for_rows(p, [&](uint32_t row) {
+    const Boundary b = boundary_of(p, experts);
+    auto span = t.span(b.span);
+    boundary_row(t, p, s, b, experts, row);
     workers_sync();
   });
+}
+template <class T>
+MEGATRACE_DEVICE void attn_boundary(T& t, const Params& p, Shared& s) {
+  boundary(t, p, s, false);
+}
+template <class T>
+MEGATRACE_DEVICE void ffn_boundary(T& t, const Params& p, Shared& s) {
+  boundary(t, p, s, true);
 }
 
 }  // namespace muse

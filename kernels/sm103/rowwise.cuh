@@ -1,10 +1,14 @@
 // What the row-wise phases are made of. A thread takes four neighbouring columns of a row at a
 // time, a vector: 16 bytes of fp32 words or 8 of bf16 pairs. Vector v is always the same
-// thread's, so rows staged in shared memory need no barrier.
+// thread's, so a row stays in registers, or in shared memory without a barrier.
+//
+// A launch runs this once, and an instruction that is not cached yet costs ten cycles: what is
+// repeated is a loop, and only loads stand side by side.
 #pragma once
 
 #include "gemm.cuh"
 #include "handoff.cuh"
+#include "heads.cuh"
 
 namespace muse {
 
@@ -14,10 +18,18 @@ MEGATRACE_DEVICE uint4 load_words(const uint4* p) { return ptx::load_relaxed(p);
 MEGATRACE_DEVICE uint2 load_words(const uint2* p) {
   return ptx::load_pair(reinterpret_cast<const uint32_t*>(p));
 }
-MEGATRACE_DEVICE bool filled(const uint2& w) { return filled(w.x) & filled(w.y); }
+// kEmpty where some word is.
+MEGATRACE_DEVICE uint32_t largest(const uint4& w) { return max(max(w.x, w.y), max(w.z, w.w)); }
+MEGATRACE_DEVICE uint32_t largest(const uint2& w) { return max(w.x, w.y); }
+// Of pack() or received: never kEmpty.
 MEGATRACE_DEVICE void put(uint2* p, uint2 w) {
-  ptx::store_relaxed(reinterpret_cast<uint64_t*>(p),
-                     uint64_t{pair_word(w.y)} << 32 | pair_word(w.x));
+  ptx::store_relaxed(reinterpret_cast<uint64_t*>(p), uint64_t{w.y} << 32 | w.x);
+}
+
+// The words are made whether they are stored or not, so that only the store is conditional.
+MEGATRACE_DEVICE void put_if(bool store, uint2* p, uint2 w) {
+  w = make_uint2(ptx::opaque(w.x), ptx::opaque(w.y));
+  if (store) put(p, w);
 }
 
 MEGATRACE_DEVICE float4 values(const uint4& w) {
@@ -54,6 +66,9 @@ MEGATRACE_DEVICE const uint2* vectors_of(const uint16_t* row) {
 MEGATRACE_DEVICE const float4* vectors_of(const float* row) {
   return reinterpret_cast<const float4*>(row);
 }
+MEGATRACE_DEVICE float4* stream_of(const Params& p, uint32_t row) {
+  return reinterpret_cast<float4*>(p.stream) + row * (p.shape.hidden / 4);
+}
 MEGATRACE_DEVICE uint2* pair_row(uint32_t* words, uint32_t row, uint32_t vectors) {
   return reinterpret_cast<uint2*>(words) + row * vectors;
 }
@@ -73,22 +88,21 @@ struct OneWarp {
   static constexpr uint32_t kSize = 32;
 };
 
-// A row of the step, and the thread at it.
-struct Row {
-  uint32_t index;
-  uint32_t thread;  // of the block; opaque, or the compiler computes all addresses of all phases
-                    // at once, and keeps them
+// The thread's vectors of a row of `vectors`: `first`, first + kSize, ...
+template <class Team>
+struct Mine {
+  static constexpr uint32_t kSize = Team::kSize;
+  const uint32_t first;
+  const int32_t left;  // vectors of the row from `first` on
 
-  template <class Team>
-  MEGATRACE_DEVICE uint32_t vector(uint32_t i) const {
-    return (Team::kSize == 32 ? thread & 31 : thread) + i * Team::kSize;
-  }
-  // How many of `vectors` a thread of this warp has at most: the same in all lanes.
-  template <class Team>
-  MEGATRACE_DEVICE uint32_t count(uint32_t vectors) const {
-    const uint32_t first = vector<Team>(0) & ~31u;
-    return vectors > first ? (vectors - first + Team::kSize - 1) / Team::kSize : 0;
-  }
+  // The thread is opaque, or the compiler computes all addresses of all phases at once.
+  MEGATRACE_DEVICE explicit Mine(uint32_t vectors)
+      : first(ptx::opaque(kSize == 32 ? ptx::lane_id() : threadIdx.x)),
+        left(static_cast<int32_t>(vectors - first)) {}
+
+  MEGATRACE_DEVICE bool has(uint32_t i) const { return static_cast<int32_t>(i * kSize) < left; }
+  // Has some lane of the warp any?
+  MEGATRACE_DEVICE bool warp_has() const { return left + static_cast<int32_t>(ptx::lane_id()) > 0; }
 };
 
 MEGATRACE_DEVICE float warp_sum(float v) {
@@ -108,101 +122,152 @@ MEGATRACE_DEVICE float team_sum(Shared& s, float v, uint32_t turn) {
   return sum;
 }
 
-MEGATRACE_DEVICE float rms_scale(float sum_of_squares, uint32_t columns, float eps) {
-  return ptx::rsqrt(sum_of_squares / static_cast<float>(columns) + eps);
+MEGATRACE_DEVICE float rms_scale(float sum_of_squares, float per_column, float eps) {
+  return ptx::rsqrt(sum_of_squares * per_column + eps);
 }
 
-// Calls `body(row)` for every row of this block.
+template <uint32_t kMost>
+MEGATRACE_DEVICE float squares(const float4 (&row)[kMost]) {
+  float sum = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) sum += squares(row[i]);
+  return sum;
+}
+
+// Calls `body(row)` for every row of this block: where row_owner() says so, without a division.
 template <class Body>
 MEGATRACE_DEVICE void for_rows(const Params& p, Body&& body) {
-  uint32_t row = (blockIdx.x * p.shape.rows + gridDim.x - 1) / gridDim.x;
-  for (; row < p.shape.rows && row_owner(p, row) == blockIdx.x; ++row)
-    body(Row{row, ptx::opaque(threadIdx.x)});
+  const uint32_t rows = p.shape.rows, row = ptx::lane_id();
+  uint32_t mine = ptx::ballot(row < rows && row * gridDim.x - blockIdx.x * rows < rows);
+#pragma unroll 1
+  for (; mine != 0; mine &= mine - 1)
+    body(static_cast<uint32_t>(__ffs(static_cast<int>(mine))) - 1);
 }
 
 // -- words that others hand over -------------------------------------------------------
 
-// Polls parts 0.. of items 0.., as many in every lane, up to kDepth vectors in flight.
-// `from(item, part)` says where, null for nothing; `producer(item, part)` who owes it;
-// `take(item, part, words)` gets all of them in that order.
-template <uint32_t kDepth, class Words, class T, class Wait, class From, class Producer, class Take>
-MEGATRACE_DEVICE void poll_words(T& t, Wait wait, uint32_t items, uint32_t parts, From&& from,
-                                 Producer&& producer, Take&& take) {
-  uint32_t item = parts == 0 ? items : 0, part = 0;
-  const auto next = [&](uint32_t& i, uint32_t& q) {
-    if (++q == parts) q = 0, ++i;
-  };
+// The same pointer, opaque: computed here and once.
+template <class Words>
+MEGATRACE_DEVICE const Words* pinned(const Words* p) {
+  const uint64_t at = reinterpret_cast<uintptr_t>(p);
+  const uint64_t high = ptx::opaque(static_cast<uint32_t>(at >> 32));
+  return reinterpret_cast<const Words*>(
+      static_cast<uintptr_t>(high << 32 | ptx::opaque(static_cast<uint32_t>(at))));
+}
+
+// Some rows of words, as a thread sees them: where its first vector is, and how many vectors there
+// are from there on, which is none of a row not asked for.
+template <class Words, uint32_t kRows>
+struct Sources {
+  const Words* at[kRows];
+  int32_t left[kRows];
+};
+
+// Polls vectors kSize apart until all of their words are there; what there is not, is left alone.
+// `producer(j, i)` names who owes a vector.
+template <uint32_t kSize, uint32_t kRows, uint32_t kMost, class Words, class T, class Wait,
+          class Producer>
+MEGATRACE_DEVICE void poll_rows(T& t, Wait wait, const Sources<Words, kRows>& from,
+                                Words (&words)[kRows][kMost], Producer&& producer) {
+  uint32_t slot = 0;
+  t.poll(wait, slot, [&] {
+    return try_load(
+        slot,
+        [&] {
+#pragma unroll
+          for (uint32_t j = 0; j < kRows; ++j) {
+            // Opaque, or a predicate for each vector is kept, and there are only seven.
+            const int32_t left =
+                static_cast<int32_t>(ptx::opaque(static_cast<uint32_t>(from.left[j])));
+#pragma unroll
+            for (uint32_t i = 0; i < kMost; ++i)
+              if (static_cast<int32_t>(i * kSize) < left)
+                words[j][i] = load_words(from.at[j] + i * kSize);
+          }
+          uint32_t most = 0;
+#pragma unroll
+          for (uint32_t j = 0; j < kRows; ++j)
+#pragma unroll
+            for (uint32_t i = 0; i < kMost; ++i) most = max(most, largest(words[j][i]));
+          return most != kEmpty;
+        },
+        [&] {
+          uint32_t row = 0, vector = 0;
+      // Opaque, or all that was looked at is kept for this.
+#pragma unroll
+          for (uint32_t j = 0; j < kRows; ++j)
+#pragma unroll
+            for (uint32_t i = 0; i < kMost; ++i) words[j][i].x = ptx::opaque(words[j][i].x);
+#pragma unroll
+          for (uint32_t j = 0; j < kRows; ++j)
+#pragma unroll
+            for (uint32_t i = 0; i < kMost; ++i)
+              if (largest(words[j][i]) == kEmpty) row = j, vector = i;
+          return producer(row, vector);
+        });
+  });
+}
+
+// A row that need not be polled, if there is one.
+struct NoRow {
+  MEGATRACE_DEVICE bool is(uint32_t) const { return false; }
+  template <class Words>
+  MEGATRACE_DEVICE void take(Words&) const {}
+};
+
+// Sums rows 0.. of words in that order, kDepth of them at a time. `at(row)` is where the thread's
+// first vector is, `producer(row, i)` names who owes vector i.
+template <uint32_t kDepth, class Words, class Team, uint32_t kMost, class T, class Wait, class At,
+          class Producer, class Held>
+MEGATRACE_DEVICE void sum_rows(T& t, Wait wait, const Mine<Team>& mine, uint32_t rows, At&& at,
+                               Producer&& producer, const Held& held, float4 (&sum)[kMost]) {
+  Words words[kDepth][kMost] = {};
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) sum[i] = zeros();
 #pragma unroll 1
-  while (item < items) {
-    Words words[kDepth];
-    uint32_t i = item, q = part;
+  for (uint32_t row = 0; row < rows; row += kDepth) {
+    Sources<Words, kDepth> from;
 #pragma unroll
     for (uint32_t j = 0; j < kDepth; ++j) {
-      words[j] = Words{};
-      if (i < items && from(i, q) != nullptr) words[j].x = kEmpty;
-      next(i, q);
+      from.at[j] = pinned(at(row + j));
+      from.left[j] = row + j < rows && !held.is(row + j) ? mine.left : 0;
+      if (held.is(row + j)) held.take(words[j]);
     }
-    uint32_t slot = 0, missed = 0;
-    t.poll(wait, slot, [&] {
-      return try_load(
-          slot,
-          [&] {
-            bool here = true;
-            uint32_t i = item, q = part;
-#pragma unroll
-            for (uint32_t j = 0; j < kDepth; ++j) {
-              const Words* at = i < items ? from(i, q) : nullptr;
-              if (!filled(words[j])) words[j] = load_words(at);
-              next(i, q);
-            }
-#pragma unroll
-            for (uint32_t j = 0; j < kDepth; ++j)
-              if (!filled(words[j])) here = false, missed = j;
-            return here;
-          },
-          [&] {
-            const uint32_t index = part + missed;
-            return producer(item + index / parts, index % parts);
-          });
-    });
+    poll_rows<Team::kSize>(t, wait, from, words,
+                           [&](uint32_t j, uint32_t i) { return producer(row + j, i); });
 #pragma unroll
     for (uint32_t j = 0; j < kDepth; ++j) {
-      if (item < items) take(item, part, words[j]);
-      next(item, part);
+      if (row + j >= rows) break;
+#pragma unroll
+      for (uint32_t i = 0; i < kMost; ++i) sum[i] = sum[i] + values(words[j][i]);
     }
   }
 }
 
-// The sum over parts 0.. in that order, for each of the team's vectors: `sink(v, sum)`.
-// `from(v, part)` says where, `producer(v, part)` who owes it.
-template <class Team, uint32_t kDepth, class Words, class T, class Wait, class From, class Producer,
-          class Sink>
-MEGATRACE_DEVICE void sum_parts(T& t, Wait wait, const Row& row, uint32_t vectors, uint32_t parts,
-                                From&& from, Producer&& producer, Sink&& sink) {
-  const auto vector = [&](uint32_t item) { return row.vector<Team>(item); };
-  float4 sum = zeros();
-  poll_words<kDepth, Words>(
-      t, wait, row.count<Team>(vectors), parts,
-      [&](uint32_t item, uint32_t part) -> const Words* {
-        return vector(item) < vectors ? from(vector(item), part) : nullptr;
+// A row of a projection [slices(k)][rows][n], summed over its slices, and rounded where words are asked for.
+template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait>
+MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row,
+                                 const Mine<Team>& mine, const uint32_t* parts, uint32_t k,
+                                 uint32_t n, float4 (&sum)[kMost]) {
+  const uint32_t first = row * (n / 4) + mine.first, slice = p.shape.rows * (n / 4);
+  sum_rows<kDepth, uint4>(
+      t, wait, mine, slices(k),
+      [&](uint32_t part) { return reinterpret_cast<const uint4*>(parts) + (first + part * slice); },
+      [&](uint32_t part, uint32_t i) {
+        // n, but not before i is known, or the division begins ahead of the loop.
+        const uint32_t late_n = n + (ptx::opaque(i) >> 16);
+        return dense_producer(k, late_n, part, (mine.first + i * Team::kSize) * 4);
       },
-      [&](uint32_t item, uint32_t part) { return producer(vector(item), part); },
-      [&](uint32_t item, uint32_t part, const Words& words) {
-        sum = part == 0 ? values(words) : sum + values(words);
-        if (part + 1 == parts && vector(item) < vectors) sink(vector(item), sum);
-      });
+      NoRow{}, sum);
 }
-
-// A row of a projection [slices(k)][rows][n], summed over its slices: `sink(v, sum)`.
-template <class Team, uint32_t kDepth = 8, class T, class Wait, class Sink>
-MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, const Row& row,
-                                 const uint32_t* parts, uint32_t k, uint32_t n, Sink&& sink) {
-  const uint4* first = reinterpret_cast<const uint4*>(parts) + row.index * (n / 4);
-  const uint32_t slice = p.shape.rows * (n / 4);
-  sum_parts<Team, kDepth, uint4>(
-      t, wait, row, n / 4, slices(k),
-      [&](uint32_t v, uint32_t part) { return first + (part * slice + v); },
-      [&](uint32_t v, uint32_t part) { return dense_producer(k, n, part, v * 4); }, sink);
+template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait>
+MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row,
+                                 const Mine<Team>& mine, const uint32_t* parts, uint32_t k,
+                                 uint32_t n, uint2 (&rounded)[kMost]) {
+  float4 sum[kMost];
+  sum_slices<kDepth>(t, wait, p, row, mine, parts, k, n, sum);
+#pragma unroll
+  for (uint32_t i = 0; i < kMost; ++i) rounded[i] = pack(sum[i]);
 }
 
 }  // namespace muse

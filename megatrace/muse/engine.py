@@ -15,6 +15,7 @@ import torch
 
 from megatrace.errors import UsageError
 from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
+from megatrace.muse.pack import PackedLayer, rope_table
 from megatrace.muse.params import (
     Exchange,
     KvCache,
@@ -54,6 +55,19 @@ class Cache:
     rope: torch.Tensor | None
     window: int
 
+    def check(self, layer: int, rank: RankShape, device: str) -> None:
+        """Raise UsageError where a tensor is not what the kernel reads."""
+        for name, tensor in (("keys", self.keys), ("values", self.values)):
+            _check(f"{name} of layer {layer}", tensor, torch.bfloat16, device)
+            if tuple(tensor.shape[1:]) != (rank.kv_heads, HEAD_DIM):
+                raise UsageError(
+                    f"{name} of layer {layer} are {tuple(tensor.shape)}: "
+                    f"[slots, {rank.kv_heads}, {HEAD_DIM}] is needed"
+                )
+        _check(f"slots of layer {layer}", self.slots, torch.int32, device)
+        if self.rope is not None:
+            _check(f"rope table of layer {layer}", self.rope, torch.float32, device)
+
     def struct(self) -> KvCache:
         """The kernel's view of it."""
         return KvCache(
@@ -65,11 +79,12 @@ class Cache:
         )
 
 
-def rope_table(theta: float, positions: int, device: str) -> torch.Tensor:
-    """cos(32) | sin(32) of every position, fp32 [positions, 64]; muse-spark's rotary base."""
-    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] / theta**exponents
-    return torch.cat([angles.cos(), angles.sin()], dim=1).to(device)
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, device: str) -> None:
+    if tensor.dtype != dtype or not tensor.is_contiguous():
+        how = "contiguous" if tensor.is_contiguous() else "not contiguous"
+        raise UsageError(f"{name}: {tensor.dtype}, {how}; the megakernel reads contiguous {dtype}")
+    if tensor.device.type != torch.device(device).type:
+        raise UsageError(f"{name} is on {tensor.device}, the megakernel runs on {device}")
 
 
 def new_cache(model: MuseConfig, rank: RankShape, layer: int, positions: int, device: str) -> Cache:
@@ -97,13 +112,13 @@ def max_splits(model: MuseConfig, rank: RankShape, blocks: int) -> int:
 class Engine:
     """Memory of one rank for steps of up to ``max_rows`` rows on a grid of ``blocks``.
 
-    ``layers`` are ``PackedLayer``s, ``caches`` one a layer. With more ranks than one, peers are
+    ``caches`` are one a layer. With more ranks than one, peers are
     emulated (loopback): their rows stand in ``peers`` and never change.
     """
 
     model: MuseConfig
     rank: RankShape
-    layers: Sequence[Any]
+    layers: Sequence[PackedLayer]
     caches: Sequence[Cache]
     blocks: int
     max_rows: int
@@ -116,15 +131,19 @@ class Engine:
     context: torch.Tensor = field(init=False)
     tokens: torch.Tensor = field(init=False)
     taps: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
-    """bf16 [max_rows, hidden] after the layers that ``tap`` named."""
+    """bf16 [max_rows, hidden] after the layers that ``tap`` or ``tap_side_by_side`` named."""
     peers: dict[str, torch.Tensor] = field(init=False)
     """What the other ranks send: bf16 [ranks, max_rows, columns] of each exchange."""
 
     def __post_init__(self) -> None:
-        """Allocate; raises UsageError where the model or the grid is not covered."""
+        """Allocate; raises UsageError where the model or what lies in memory is not covered."""
         self.model.check_rows(self.max_rows)
         if len(self.layers) != len(self.caches) or not self.layers:
             raise UsageError(f"{len(self.layers)} layers with {len(self.caches)} caches")
+        for i, cache in enumerate(self.caches):
+            cache.check(i, self.rank, self.device)
+        if self.embedding is not None:
+            _check("embedding", self.embedding, torch.bfloat16, self.device)
         rows, device = self.max_rows, self.device
         columns = self.rank.heads * HEAD_DIM
         bf16: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
@@ -168,6 +187,15 @@ class Engine:
             )
         return self.taps[layer]
 
+    def tap_side_by_side(self, layers: Sequence[int]) -> torch.Tensor:
+        """Tap ``layers`` into columns of one bf16 [max_rows, layers * hidden]; returns it."""
+        hidden, device = self.model.hidden, self.device
+        every = torch.zeros(
+            self.max_rows, len(layers) * hidden, dtype=torch.bfloat16, device=device
+        )
+        self.taps |= dict(zip(layers, every.split(hidden, dim=1), strict=True))
+        return every
+
     def step(self, rows: int, form: Form = "fused", *, embed: bool = False) -> list[Params]:
         """The launches of one step of ``rows`` rows over all layers.
 
@@ -210,7 +238,8 @@ class Engine:
         p.context, p.tokens = address_of(self.context), address_of(self.tokens)
         p.embedding = address_of(self.embedding)
         if layer in self.taps:
-            p.tap, p.tap_stride = address_of(self.taps[layer]), self.model.hidden
+            p.tap = address_of(self.taps[layer])
+            p.tap_stride = self.taps[layer].stride(0)
         p.l2_bytes = self.l2_bytes
         return p
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -123,6 +123,14 @@ def pack_layer(layer: LayerTensors, model: MuseConfig, fp4: Fp4Layout = "bits") 
         up_scale=_owned(layer.experts.up_scale),
         down_scale=_owned(layer.experts.down_scale),
     )
+
+
+def pack_all(
+    layers: Iterable[LayerTensors], model: MuseConfig, fp4: Fp4Layout = "bits"
+) -> list[PackedLayer]:
+    """Pack layers one after the other: what only ``layers`` holds on to is free again at once."""
+    with torch.no_grad():
+        return [pack_layer(layer, model, fp4) for layer in layers]
 
 
 def _owned(scale: torch.Tensor | None) -> torch.Tensor | None:

@@ -133,6 +133,17 @@ def expert_matrix_bytes(rows: int, columns: int, kind: ExpertKind) -> int:
     return rows * (columns // 2 + columns // NVFP4_GROUP)
 
 
+def packed_layer_bytes(model: MuseConfig, rank: RankShape, kind: ExpertKind) -> int:
+    """Bytes of a ``PackedLayer``."""
+    inner, width, hidden = model.expert_inner, model.expert_width, model.hidden
+    expert = expert_matrix_bytes(2 * inner, width, kind) + expert_matrix_bytes(width, inner, kind)
+    vectors = 4 * (model.experts + 4 * hidden) + 2 * (3 * hidden + 2 * width)
+    if kind == "nvfp4":
+        expert += 3 * 4
+    dense = sum(projection.bytes for projection in projections(model, rank).values())
+    return dense + vectors + rank.local_experts * expert
+
+
 def expert_block_bytes(
     groups: Sequence[Group], rows: int, columns: int, kind: ExpertKind, blocks: int
 ) -> list[int]:

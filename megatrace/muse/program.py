@@ -1,4 +1,4 @@
-"""A chain of launches of the layer kernel: built, captured once, replayed.
+"""A chain of launches of the layer kernel: a graph of its own, or part of somebody else's.
 
 ::
 
@@ -17,6 +17,7 @@ from typing import Any, Literal
 from megatrace.agent.memory import TraceParams
 from megatrace.errors import UsageError
 from megatrace.jit import HOST, Kernel, build, load
+from megatrace.jit.compilers import gpu_chip
 from megatrace.muse.events import MUSE, PHASES
 from megatrace.muse.params import Params, check_layout
 from megatrace.muse.plan import ExpertKind
@@ -24,6 +25,8 @@ from megatrace.paths import asset_dir
 
 Level = Literal["off", "counters", "timeline"]
 LEVELS: tuple[Level, ...] = ("off", "counters", "timeline")
+CHIPS: tuple[str, ...] = ("sm_90a", "sm_103a")
+"""GPUs the kernel covers."""
 KERNELS: tuple[str, ...] = ("layer", *PHASES)
 """What the launches are called in a trace: the fused layer, then the twin's phases."""
 
@@ -55,6 +58,19 @@ class Build:
             },
         )
 
+    @classmethod
+    def here(cls, experts: ExpertKind, *, level: Level = "off") -> Build:
+        """The build for the GPU of this process.
+
+        Raises UsageError where there is none or the kernel does not cover it.
+        """
+        chip = gpu_chip()
+        if chip is None:
+            raise UsageError("no NVIDIA GPU here", hint="the host build runs anywhere: Build()")
+        if chip not in CHIPS:
+            raise UsageError(f"this GPU is {chip}; the megakernel covers {', '.join(CHIPS)}")
+        return cls(chip, experts, level, native=chip == "sm_103a")
+
     def library(self) -> ctypes.CDLL:
         """The loaded library, from the cache or built. Raises BuildError, SchemaMismatch."""
         library = load(build(self.kernel, self.target), MUSE)
@@ -79,7 +95,7 @@ class Program:
         blocks: int = 0,
         trace: TraceParams | None = None,
     ) -> None:
-        """Capture ``launches``; ``blocks`` 0: one an SM. What they point at must outlive this."""
+        """Take ``launches``; ``blocks`` 0: one an SM. What they point at must outlive this."""
         if not launches:
             raise UsageError("a program needs a launch")
         self._library = build.library()
@@ -100,8 +116,15 @@ class Program:
         return self._library.muse_stream(self._handle) or 0
 
     def replay(self) -> None:
-        """Run all launches once, asynchronously on a GPU."""
+        """Run all launches once, asynchronously on a GPU; the first call captures them."""
         self._call("replay", self._handle)
+
+    def launch(self, stream: int) -> None:
+        """Put all launches into the CUDA stream of handle ``stream``, which may be capturing.
+
+        The host build runs them.
+        """
+        self._call("launch", self._handle, ctypes.c_void_p(stream))
 
     def synchronize(self) -> None:
         """Wait until all replays have ended."""

@@ -5,7 +5,8 @@
 One rank of TP8/EP8 with its peers emulated; random weights, routing by the real router. Prints
 for every number of rows the time of a layer, the fraction of the floor (bytes that must be read
 at the copy bandwidth of this run) with its distinct experts, and the ratio of twin to fused in
-turn (ABBA) with its spread and that of fused to itself (A/A).
+turn (ABBA) with its spread and that of fused to itself (A/A). ``--levels`` adds what the
+tracer costs at each level, ``--phases`` what each launch of the twin takes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from typing import Any
 
 import torch
 
+from megatrace.agent.memory import TraceParams
 from megatrace.muse.config import RELEASED
 from megatrace.muse.engine import Engine, new_cache
 from megatrace.muse.pack import pack_layer
 from megatrace.muse.params import Phase, handoff_views
 from megatrace.muse.plan import layer_floor
-from megatrace.muse.program import Build, Program, block_count
+from megatrace.muse.program import Build, Level, Program, block_count
 from megatrace.muse.tensors import random_layer
+from megatrace.schema.layout import CAUSE_SLOTS, LEVEL_COUNTERS, LEVEL_TIMELINE, LINE_WORDS
 
 RANKS = 8
 
@@ -64,6 +67,22 @@ class Timed:
         return begin.elapsed_time(end)
 
 
+class PrivateTrace:
+    """A tracer's memory without an agent: lines in pinned host memory that nobody drains."""
+
+    LINES = 256
+
+    def __init__(self, blocks: int, layers: int, level: int) -> None:
+        """Room for a grid of ``blocks``; the control word says ``level``."""
+        warps = blocks * 12
+        self._control = torch.tensor([1, level] + [0] * 14, dtype=torch.int32, device="cuda")
+        self._cursors = torch.zeros(warps, 4, dtype=torch.int32, device="cuda")
+        self._sums = torch.zeros(layers, CAUSE_SLOTS, warps, dtype=torch.int64, device="cuda")
+        self._lines = torch.zeros(warps, self.LINES, LINE_WORDS, dtype=torch.int32).pin_memory()
+        places = (self._control, self._cursors, self._sums, self._lines)
+        self.params = TraceParams(*(t.data_ptr() for t in places), self.LINES - 1, 0, warps, layers)
+
+
 def quantiles(values: list[float]) -> dict[str, float]:
     """Median, 5 and 95 %."""
     ordered = sorted(values)
@@ -83,13 +102,10 @@ class Setup:
         """Random weights of one rank; weights of layers beyond a few are shared."""
         model = replace(RELEASED, layers=RELEASED.layers[:layers])
         rank = model.shard(0, RANKS, shard_projections=True)
-        packed = []
-        for i in range(layers):
-            packed.append(
-                pack_layer(
-                    random_layer(model, rank, i, experts=build.experts, device="cuda"), model
-                )
-            )
+        packed = [
+            pack_layer(random_layer(model, rank, i, experts=build.experts, device="cuda"), model)
+            for i in range(layers)
+        ]
         caches = [new_cache(model, rank, i, context + rows, "cuda") for i in range(layers)]
         for cache in caches:
             cache.keys.normal_()
@@ -114,10 +130,8 @@ class Setup:
         return cls(engine, layers)
 
     def distinct(self, rows: int) -> float:
-        """Experts hit by the last layer's rows, of this rank's."""
+        """Experts of this rank hit in the layers whose routes are still there: the last ones."""
         engine = self.engine
-        arena = engine.handoff_words(0 if self.layers % 2 == 0 and self.layers > 1 else 1)
-        del arena
         best = []
         for index in range(3):
             ids = handoff_views(engine.shape(rows), engine.handoff_words(index))["ids"]
@@ -180,43 +194,66 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
             [b / a for a, b in zip(times["fused"], times["again"], strict=True)]
         ),
     }
+    if options.levels:
+        figures["overhead"] = level_overhead(setup, rows, options.experts, options.rounds)
     if options.phases:
         figures["phase_us"] = phase_times(setup, rows, build)
     return figures
 
 
-def phase_times(setup: Setup, rows: int, build: Build) -> dict[str, float]:
-    """Each phase alone in a graph of its own, layer after layer: what the twin's launches take."""
+def level_overhead(setup: Setup, rows: int, experts: Any, rounds: int) -> dict[str, Any]:
+    """Percent over level off, in turn with it: of each level and of off itself."""
     engine = setup.engine
-    found: dict[str, float] = {}
+    cases: dict[str, tuple[Level, int]] = {
+        "off": ("off", 0),
+        "off again": ("off", 0),
+        "counters": ("counters", LEVEL_COUNTERS),
+        "timeline": ("timeline", LEVEL_TIMELINE),
+        "timeline built, counters on": ("timeline", LEVEL_COUNTERS),
+        "timeline built, switched off": ("timeline", 0),
+    }
+    launches = engine.step(rows, "fused", embed=True)
+    traces = {
+        name: PrivateTrace(engine.blocks, setup.layers, level) for name, (_, level) in cases.items()
+    }
+    timed = {
+        name: Timed(Program(launches, Build("sm_90a", experts, level), trace=traces[name].params))
+        for name, (level, _) in cases.items()
+    }
+    engine.empty()
+    torch.cuda.synchronize()
+    ratios: dict[str, list[float]] = {name: [] for name in cases if name != "off"}
+    for round_ in range(rounds + 4):
+        engine.tokens.random_(0, 4096)
+        torch.cuda.synchronize()
+        order = list(cases) if round_ % 2 == 0 else list(cases)[::-1]
+        ms = {name: timed[name].ms() for name in order}
+        if round_ >= 4:
+            for name in ratios:
+                ratios[name].append(100 * (ms[name] / ms["off"] - 1))
+    return {name: quantiles(values) for name, values in ratios.items()}
+
+
+def phase_times(setup: Setup, rows: int, build: Build) -> dict[str, float]:
+    """Microseconds of each launch of the twin in the middle layer: differences of prefixes."""
+    engine = setup.engine
     launches = engine.step(rows, "twin", embed=True)
-    per_phase: dict[int, list[Any]] = {}
-    for p in launches:
-        per_phase.setdefault(p.phases.bit_length() - 1, []).append(p)
-    whole = Timed(Program(launches, build))
-    for index in sorted(per_phase):
-        cut = [p for p in launches if p.phases.bit_length() - 1 != index]
-        del cut
-    # Time of the chain up to each phase of the middle layer, by differences of prefixes.
     middle = [i for i, p in enumerate(launches) if p.layer == setup.layers // 2]
     ends = {}
     for i in [middle[0] - 1, *middle]:
-        program = Program(launches[: i + 1], build)
-        timed = Timed(program)
-        values = []
-        for _ in range(7):
-            engine.empty()
-            torch.cuda.synchronize()
-            values.append(timed.ms())
+        with Program(launches[: i + 1], build) as program:
+            timed, values = Timed(program), []
+            for _ in range(7):
+                engine.empty()
+                torch.cuda.synchronize()
+                values.append(timed.ms())
         ends[i] = statistics.median(values) * 1e3
-        program.close()
-    for before, i in zip([middle[0] - 1, *middle], middle, strict=False):
-        name = Phase(launches[i].phases.bit_length() - 1).name.lower()
-        found[name] = ends[i] - ends[before]
-    whole.program.close()
     engine.empty()
     torch.cuda.synchronize()
-    return found
+    return {
+        Phase(launches[i].phases.bit_length() - 1).name.lower(): ends[i] - ends[i - 1]
+        for i in middle
+    }
 
 
 def main() -> int:
@@ -229,6 +266,7 @@ def main() -> int:
     parser.add_argument("--experts", choices=("nvfp4", "bf16"), default="nvfp4")
     parser.add_argument("--l2-bytes", type=int, default=0)
     parser.add_argument("--phases", action="store_true")
+    parser.add_argument("--levels", action="store_true")
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -1,6 +1,6 @@
 """What the monitor costs: first paint, and a viewer's share of a core at 4 Hz with 8 ranks.
 
-    python -m tests.bench.bench_live [--ranks 8] [--seconds 20] [--columns 150] [--rows 40]
+    python -m tests.bench.bench_live [--ranks 8] [--seconds 20] [--columns 120] [--rows 40]
 
 This program is the recorder: it publishes a page of 8 ranks x 62 layers x 3 roles, and of 132
 SMs, every 0.25 s. The viewer is ``megatrace live`` in a terminal of its own (a pty).
@@ -57,18 +57,22 @@ class Server:
             return
         self.due += EVERY_S
         self.rows["step"] += round(171 * EVERY_S)
-        self._grow(self.sums.seen_busy, 200_000)
-        self._grow(self.sums.seen_launches, 0, 132 * 4)
+        # Every figure moves by some percent, as those of a server do.
+        self._grow(self.sums.seen_launches, 132 * 4, 0)
+        self._grow(self.sums.seen_busy, 132 * 4 * 190_000)
         for table in (self.sums.seen_cycles, self.sums.cycles):
-            self._grow(table, 30_000)
-        self._grow(self.sums.sm_busy[:, :SMS], 200_000)
-        self._grow(self.sums.sm_cycles[:, :SMS], 30_000)
-        self._grow(self.sums.prefetch, 100)
+            self._grow(table, 132 * 4 * 25_000)
+        self._grow(self.sums.sm_busy[:, :SMS], 4 * 62 * 190_000)
+        self._grow(self.sums.sm_cycles[:, :SMS], 4 * 62 * 25_000)
+        self.sums.prefetch[..., 0] += 100
+        self.sums.prefetch[..., 1] += self.random.integers(
+            5, 15, self.sums.prefetch.shape[:2], np.uint64
+        )
         asked = {"level": "timeline", "every": "auto", "steps": "all", "sms": "all"}
         self.page.publish(ranks=self.rows, sums=self.sums, note={"asked": asked})
 
-    def _grow(self, table: np.ndarray, spread: int, least: int = 1) -> None:  # type: ignore[type-arg]
-        table += self.random.integers(least, least + spread + 1, table.shape).astype(np.uint64)
+    def _grow(self, table: np.ndarray, mean: int, noise: float = 0.05) -> None:  # type: ignore[type-arg]
+        table += (mean * (1 + noise * self.random.standard_normal(table.shape))).astype(np.uint64)
 
 
 class Viewer:
@@ -149,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--columns", type=int, default=150)
+    parser.add_argument("--columns", type=int, default=120)
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
@@ -157,7 +161,7 @@ def main() -> None:
     size = (options.columns, options.rows)
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="megatrace-bench-") as name:
         server = Server(Path(name), options.ranks)
-        for words, sign in ((["live"], b"us/launch"), (["view", str(capture)], b"h200.mtr")):
+        for words, sign in ((["live"], b"us/launch"), (["view", str(capture)], b"megatrace view")):
             times = [first_paint_s(server, words, *size, sign) for _ in range(options.repeat)]
             print(
                 f"first paint of {words[0]}: {statistics.median(times):.2f} s "

@@ -394,12 +394,12 @@ def test_a_live_session_publishes_running_sums(tmp_path: Path) -> None:
                 now = aggregate.read()
             finally:
                 aggregate.close()
-            if not now.ranks.size or not now.cycles.sum():
+            if not now.ranks.size or not now.sums.cycles.sum():
                 return False
             assert now.roles == ("loader", "math", "storer")
-            count = now.count[0, :, :, 0]
+            count = now.sums.count[0, :, :, 0]
             assert (count[:, 1] == 2 * count[:, 0]).all()
-            assert now.cycles.sum() == 300 * now.count.sum()
+            assert now.sums.cycles.sum() == 300 * now.sums.count.sum()
             return bool(now.ranks["lines_read"][0] > 0 and now.ranks["alive"][0])
 
         wait_until(sums, "the sums move")

@@ -105,7 +105,8 @@ inline void hang_case(const Numbers&) {
   uint32_t told = 0;
   try {
     host::launch(1, 64, 0, [&] {
-      megatrace::spin_bounded("never", threadIdx.x, [] { return false; }, [&] { told++; });
+      megatrace::spin_bounded(
+          "never", threadIdx.x, [] { return false; }, [&] { told++; }, megatrace::ptx::clock64());
     });
   } catch (const std::runtime_error&) {
     std::printf("%u\n", told);

@@ -19,7 +19,7 @@ ARROWS = {
     "tui": BASE | MIDDLE | {"analysis"},
     "cli": BASE | MIDDLE | UPPER | {"export", "tui"},
     "muse": BASE | {"agent", "jit"},
-    "sglang": BASE | {"agent", "jit"},
+    "sglang": BASE | {"agent", "jit", "muse"},
 }
 SHARED = {"errors", "paths", "__version__"}
 """Modules and names of the package's root that every room may import."""

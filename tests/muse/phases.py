@@ -1,6 +1,7 @@
 """Runs phases of the layer kernel, each from the reference's own inputs, and says how far off it is.
 
-The same code checks the host build (device ``cpu``) and a GPU (``cuda``).
+The same code checks the host build (device ``cpu``) and a GPU (``cuda``). What a phase must not
+read holds no numbers; what it must not write has to stay as it was.
 """
 
 from __future__ import annotations
@@ -11,15 +12,56 @@ from dataclasses import dataclass
 import torch
 
 from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
-from megatrace.muse.engine import Cache, Engine, new_cache
+from megatrace.muse.engine import Cache, Engine, Form, new_cache
+from megatrace.muse.layout import Fp4Layout
 from megatrace.muse.pack import pack_layer
-from megatrace.muse.params import Params, Phase, handoff_views
+from megatrace.muse.params import EMPTY, Params, Phase, handoff_offsets, handoff_views
 from megatrace.muse.plan import ExpertKind
 from megatrace.muse.program import Build, Program
 from megatrace.muse.taps import Past, Reference, Taps
 from megatrace.muse.tensors import LayerTensors, random_layer
 
 POISON = float("nan")
+SPOILED = 0x7FB57FB5
+"""A word that is none of a phase's inputs: no number as fp32 or as two bf16, and no expert."""
+
+SUMS = 1e-6
+"""fp32 sums, in another order than the reference's."""
+ROUNDED = 3e-4
+"""bf16 of such sums: a few fall to the other side."""
+ATTENDED = 4e-3
+"""The weights of keys are bf16 in the tensor cores: each is off by up to 2^-9."""
+WHOLE_LAYER = 6e-3
+"""After the attention's, every rounding of the layer may fall to the other side: half a dozen of
+1.1e-3 each, squared and added, and as much to spare.
+"""
+NEAR_TIE = 1e-3
+"""Scores of experts that are this close may change their order with those roundings."""
+LIMITS = {
+    "heads": ATTENDED,
+    **dict.fromkeys(("o", "logits", "pre", "weights", "post", "qkv"), SUMS),
+    **dict.fromkeys(("x", "stream", "y", "act", "down", "sum", "a", "q", "gate"), ROUNDED),
+    **dict.fromkeys(("keys", "values"), ROUNDED),
+    "cache_ulps": 1,
+    "ids": 0,
+    "elsewhere": 0,
+}
+"""Most that an output of a phase may be off, by name."""
+
+Edit = Callable[[LayerTensors], LayerTensors]
+Found = dict[str, float]
+"""Name of an output -> how far off it is."""
+
+
+def beyond(found: Found) -> Found:
+    """What a phase has farther off than it may be."""
+    return {name: off for name, off in found.items() if not off <= LIMITS[name]}
+
+
+def beyond_in_a_layer(found: Found) -> Found:
+    """The same of a whole layer, whose phases read what the ones before have made."""
+    exact = ("ids", "elsewhere")
+    return {n: off for n, off in found.items() if not off <= (0 if n in exact else WHOLE_LAYER)}
 
 
 def flat(taps: Taps) -> dict[str, torch.Tensor]:
@@ -42,6 +84,22 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
+def ulps(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Most steps from one bf16 to the next between two tensors; infinite where one is no number."""
+    if not (found.isfinite().all() and expected.isfinite().all()):
+        return float("inf")
+    bits = [t.contiguous().view(torch.int16).int() for t in (found, expected)]
+    places = [torch.where(b < 0, -(b & 0x7FFF), b) for b in bits]
+    return float((places[0] - places[1]).abs().max())
+
+
+def margins(logits: torch.Tensor, bias: torch.Tensor, model: MuseConfig) -> torch.Tensor:
+    """Of each row, from the score of the last expert chosen to the first one that is not."""
+    scores = torch.sigmoid(logits * model.output_multiplier) + bias
+    ordered = scores.sort(dim=1, descending=True).values
+    return ordered[:, model.top_k - 1] - ordered[:, model.top_k]
+
+
 @dataclass
 class Case:
     """Two layers of random weights, a past of ``context`` keys, one step of ``rows`` rows."""
@@ -56,6 +114,10 @@ class Case:
     seed: int = 0
     layer: int = 0
     positions: int = 0
+    native: bool = False
+    """NVFP4 codes in the order of chips that convert them; the host build takes either."""
+    edit: Edit | None = None
+    """Changes the first layer's weights."""
 
     def __post_init__(self) -> None:
         generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -68,9 +130,13 @@ class Case:
             )
             for i in range(2)
         ]
-        self.build = Build(
-            target="host" if self.device == "cpu" else "sm_90a", experts=self.kind, level="off"
-        )
+        if self.edit is not None:
+            self.tensors[0] = self.edit(self.tensors[0])
+        if self.device == "cpu":
+            self.build = Build(experts=self.kind, native=self.native)
+        else:
+            self.build = Build.here(self.kind)
+        fp4: Fp4Layout = "native" if self.build.native else "bits"
         positions = self.positions or self.context + self.rows
         self.caches = [
             self._poisoned(new_cache(self.model, self.rank, self.layer + i, positions, self.device))
@@ -79,22 +145,23 @@ class Case:
         self.engine = Engine(
             self.model,
             self.rank,
-            [pack_layer(t, self.model) for t in self.tensors],
+            [pack_layer(t, self.model, fp4) for t in self.tensors],
             self.caches,
             self.blocks,
             self.rows,
             self.device,
         )
         self.engine.context.fill_(self.context)
-        for name, rows in self.engine.peers.items():
+        for rows in self.engine.peers.values():
             rows.copy_(self._draw(*rows.shape) * 0.3)
-            self.engine.peers[name] = rows
         self.views = handoff_views(self.engine.shape(self.rows), self.engine.handoff_words(0))
         self.taps = self._reference()
 
     def _poisoned(self, cache: Cache) -> Cache:
         """Slots in another order than positions, and no number where nothing is kept yet."""
-        order = torch.randperm(cache.slots.numel(), device="cpu").to(self.device)
+        order = torch.randperm(
+            cache.slots.numel(), generator=torch.Generator().manual_seed(self.seed)
+        ).to(self.device)
         slots = cache.slots[order].contiguous()
         cache.keys.fill_(POISON)
         cache.values.fill_(POISON)
@@ -133,6 +200,20 @@ class Case:
             program.replay()
             program.synchronize()
 
+    def spoil(self) -> None:
+        """No number in anything that is handed over, but for the rows between ranks: empty."""
+        arena = self.engine.handoff_words(0)
+        arena.fill_(SPOILED)
+        arena[self._own_rows :] = EMPTY - (1 << 32)
+        for tensor in (self.engine.stream, self.engine.q, self.engine.gate):
+            tensor.fill_(POISON)
+
+    def begin(self) -> None:
+        """What the launch before the first layer has made."""
+        new = self.taps["qkv_finish"]
+        self.engine.q.copy_(new["q"].view(self.engine.q.shape))
+        self.engine.gate.copy_(new["gate"])
+
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """Fill a hand-off; a sum over slices is spread over them."""
         view = self.views[name]
@@ -151,13 +232,28 @@ class Case:
         """A hand-off of bf16 pairs, [rows, columns]."""
         return self.views[name].contiguous().view(torch.bfloat16)
 
+    def local_pairs(self) -> torch.Tensor:
+        """Whether each (row, slot) pair goes to an expert of this rank."""
+        ids = self.taps["route"]["ids"].flatten() - self.rank.first_expert
+        return (ids >= 0) & (ids < self.rank.local_experts)
 
-def _local_pairs(case: Case) -> torch.Tensor:
-    ids = case.taps["route"]["ids"].flatten() - case.rank.first_expert
-    return ((ids >= 0) & (ids < case.rank.local_experts)).nonzero()[:, 0]
+    def changed(self, before: torch.Tensor, but: tuple[str, ...]) -> float:
+        """Words of the arena that differ from ``before``, those of ``but`` left out."""
+        differs = self.engine.handoff_words(0) != before
+        for name, view in handoff_views(self.engine.shape(self.rows), differs).items():
+            if name in but:
+                view.zero_()
+        return float(differs[: self._own_rows].sum())
+
+    @property
+    def _own_rows(self) -> int:
+        """Where in the arena this rank's rows of the exchanges begin."""
+        return handoff_offsets(self.engine.shape(self.rows))[1]
 
 
-Output = Callable[[Case], dict[str, float]]
+Rows = torch.Tensor | slice
+ALL_ROWS = slice(None)
+Output = Callable[[Case], Found]
 
 
 @dataclass(frozen=True)
@@ -167,16 +263,18 @@ class Check:
     phase: Phase
     inputs: tuple[tuple[str, str, str], ...]
     """(hand-off, phase, name) of what it polls."""
+    writes: tuple[str, ...]
+    """The hand-offs it makes."""
     output: Output
     stream: tuple[str, str] | None = None
     """The residual stream it begins with: a tap, or ("", "") for the layer's own."""
 
 
-def _attention_merge(case: Case) -> dict[str, float]:
+def _attention_merge(case: Case) -> Found:
     return {"heads": error(case.pairs("heads"), case.taps["attention_merge"]["heads"])}
 
 
-def _attn_boundary(case: Case) -> dict[str, float]:
+def _attn_boundary(case: Case) -> Found:
     expected = case.taps["attn_boundary"]
     return {
         "x": error(case.pairs("x"), expected["x"]),
@@ -184,7 +282,7 @@ def _attn_boundary(case: Case) -> dict[str, float]:
     }
 
 
-def _router(case: Case) -> dict[str, float]:
+def _router(case: Case) -> Found:
     expected = case.taps["router"]
     return {
         "logits": error(case.floats("router_part"), expected["logits"]),
@@ -192,7 +290,7 @@ def _router(case: Case) -> dict[str, float]:
     }
 
 
-def _route(case: Case) -> dict[str, float]:
+def _route(case: Case) -> Found:
     expected = case.taps["route"]
     same = (case.views["ids"].long() == expected["ids"]).all()
     return {
@@ -203,11 +301,14 @@ def _route(case: Case) -> dict[str, float]:
 
 
 def _pairs_of(view: str, phase: str, name: str) -> Output:
-    def compare(case: Case) -> dict[str, float]:
-        local = _local_pairs(case)
-        if local.numel() == 0:
-            return {name: 0.0}
-        return {name: error(case.pairs(view)[local], case.taps[phase][name][local])}
+    """Pairs of this rank's experts; those of others stay as they were."""
+
+    def compare(case: Case) -> Found:
+        local = case.local_pairs()
+        found = {"elsewhere": float((case.views[view][~local] != SPOILED).sum())}
+        if local.any():
+            found[name] = error(case.pairs(view)[local], case.taps[phase][name][local])
+        return found
 
     return compare
 
@@ -220,100 +321,140 @@ def _sums_of(view: str, phase: str, name: str) -> Output:
     return lambda case: {name: error(case.floats(view), case.taps[phase][name])}
 
 
-def _ffn_boundary(case: Case) -> dict[str, float]:
+def _ffn_boundary(case: Case, rows: Rows = ALL_ROWS) -> Found:
     expected = case.taps["ffn_boundary"]
     return {
-        "a": error(case.pairs("a"), expected["a"]),
-        "stream": error(case.engine.stream, expected["stream"]),
+        "a": error(case.pairs("a")[rows], expected["a"][rows]),
+        "stream": error(case.engine.stream[rows], expected["stream"][rows]),
     }
 
 
-def _qkv_finish(case: Case) -> dict[str, float]:
-    expected = case.taps["next_qkv_finish"]
+def _qkv_finish(case: Case, rows: Rows = ALL_ROWS) -> Found:
+    """Queries and gates; keys and values, of which the next layer has no others yet."""
+    cache = case.caches[1]
+    expected = {name: tensor[rows] for name, tensor in case.taps["next_qkv_finish"].items()}
     new = slice(case.context, case.context + case.rows)
-    slots = case.caches[1].slots[new].long()
+    others = torch.ones(len(cache.keys), dtype=torch.bool, device=case.device)
+    others[cache.slots[new].long()] = False
+    keys, values = (t[cache.slots[new].long()][rows] for t in (cache.keys, cache.values))
     return {
-        "q": error(case.engine.q.view(expected["q"].shape), expected["q"]),
-        "gate": error(case.engine.gate, expected["gate"]),
-        "keys": error(case.caches[1].keys[slots], expected["keys"]),
-        "values": error(case.caches[1].values[slots], expected["values"]),
+        "q": error(case.engine.q[rows].view(expected["q"].shape), expected["q"]),
+        "gate": error(case.engine.gate[rows], expected["gate"]),
+        "keys": error(keys, expected["keys"]),
+        "values": error(values, expected["values"]),
+        "cache_ulps": max(ulps(keys, expected["keys"]), ulps(values, expected["values"])),
+        "elsewhere": float((~cache.keys[others].isnan() | ~cache.values[others].isnan()).sum()),
     }
 
 
 _ROUTES = (("ids", "route", "ids"), ("weights", "route", "weights"))
 CHECKS: tuple[Check, ...] = (
     Check(
-        Phase.O_PROJ, (("heads", "attention_merge", "heads"),), _sums_of("o_part", "o_proj", "o")
+        Phase.O_PROJ,
+        (("heads", "attention_merge", "heads"),),
+        ("o_part",),
+        _sums_of("o_part", "o_proj", "o"),
     ),
-    Check(Phase.ATTN_BOUNDARY, (("o_part", "o_proj", "o"),), _attn_boundary, ("", "")),
-    Check(Phase.ROUTER, (("x", "attn_boundary", "x"),), _router),
+    Check(Phase.ATTN_BOUNDARY, (("o_part", "o_proj", "o"),), ("x",), _attn_boundary, ("", "")),
+    Check(Phase.ROUTER, (("x", "attn_boundary", "x"),), ("router_part", "pre_part"), _router),
     Check(
         Phase.ROUTE,
         (("router_part", "router", "logits"), ("pre_part", "router", "pre")),
+        ("ids", "weights", "y"),
         _route,
     ),
-    Check(Phase.EXPERTS_UP, (*_ROUTES, ("y", "route", "y")), _pairs_of("act", "experts_up", "act")),
+    Check(
+        Phase.EXPERTS_UP,
+        (*_ROUTES, ("y", "route", "y")),
+        ("act",),
+        _pairs_of("act", "experts_up", "act"),
+    ),
     Check(
         Phase.EXPERTS_DOWN,
         (*_ROUTES, ("act", "experts_up", "act")),
+        ("down",),
         _pairs_of("down", "experts_down", "down"),
     ),
     Check(
         Phase.EXPERT_SUM,
         (*_ROUTES, ("down", "experts_down", "down")),
+        ("sum",),
         _rows_of("sum", "expert_sum", "sum"),
     ),
     Check(
-        Phase.POST_PROJ, (("sum", "expert_sum", "sum"),), _sums_of("post_part", "post_proj", "post")
+        Phase.POST_PROJ,
+        (("sum", "expert_sum", "sum"),),
+        ("post_part",),
+        _sums_of("post_part", "post_proj", "post"),
     ),
     Check(
         Phase.FFN_BOUNDARY,
         (("post_part", "post_proj", "post"),),
+        ("a",),
         _ffn_boundary,
         ("attn_boundary", "stream"),
     ),
-    Check(Phase.QKV, (("a", "ffn_boundary", "a"),), _sums_of("qkv_part", "next_qkv", "qkv")),
-    Check(Phase.QKV_FINISH, (("qkv_part", "next_qkv", "qkv"),), _qkv_finish),
+    Check(
+        Phase.QKV,
+        (("a", "ffn_boundary", "a"),),
+        ("qkv_part",),
+        _sums_of("qkv_part", "next_qkv", "qkv"),
+    ),
+    Check(Phase.QKV_FINISH, (("qkv_part", "next_qkv", "qkv"),), (), _qkv_finish),
 )
 """The phases after the attention, which is checked with its merge."""
 
 
-def check_attention(case: Case) -> dict[str, float]:
+def check_attention(case: Case) -> Found:
     """Attention and merge, from the reference's queries and keys."""
-    case.engine.empty()
-    new = case.taps["qkv_finish"]
-    case.engine.q.copy_(new["q"].view(case.engine.q.shape))
-    case.engine.gate.copy_(new["gate"])
+    case.spoil()
+    for name in ("attn_out", "attn_sum"):
+        case.views[name].fill_(EMPTY - (1 << 32))
+    case.begin()
+    before = case.engine.handoff_words(0).clone()
     case.run([case.engine.phase(case.rows, 0, p) for p in (Phase.ATTENTION, Phase.ATTENTION_MERGE)])
-    return _attention_merge(case)
+    elsewhere = case.changed(before, ("attn_out", "attn_sum", "heads"))
+    return {**_attention_merge(case), "elsewhere": elsewhere}
 
 
-def check_phase(case: Case, check: Check) -> dict[str, float]:
-    """One phase from the reference's inputs: name of an output -> its error."""
-    case.engine.empty()
+def check_phase(case: Case, check: Check) -> Found:
+    """One phase from the reference's inputs."""
+    case.spoil()
     for handoff, phase, name in check.inputs:
         case.put(handoff, case.taps[phase][name])
     if check.stream is not None:
         phase, name = check.stream
         case.engine.stream.copy_(case.taps[phase][name] if phase else case.stream)
+    before = case.engine.handoff_words(0).clone()
     case.run([case.engine.phase(case.rows, 0, check.phase)])
-    return check.output(case)
+    found = check.output(case)
+    elsewhere = found.get("elsewhere", 0) + case.changed(before, check.writes)
+    return {**found, "elsewhere": elsewhere}
 
 
-def check_layer(case: Case, form: str) -> dict[str, float]:
-    """Two layers in one step from the reference's beginning, compared after the first."""
+def check_layer(case: Case, form: Form) -> Found:
+    """Two layers in one step from the reference's beginning, compared after the first.
+
+    Rows that chose between experts with nearly the same score may have chosen others than the
+    reference, and are left out.
+    """
     case.engine.empty()
-    new = case.taps["qkv_finish"]
-    case.engine.q.copy_(new["q"].view(case.engine.q.shape))
-    case.engine.gate.copy_(new["gate"])
+    case.begin()
     case.engine.stream.copy_(case.stream)
-    launches = case.engine.step(case.rows, form)  # type: ignore[arg-type]
-    first = [p for p in launches if p.layer == 0]
-    case.run(first)
-    return {**_ffn_boundary(case), **_qkv_finish(case)}
+    launches = case.engine.step(case.rows, form)
+    case.run([p for p in launches if p.layer == 0])
+    chosen, expected = (
+        ids.sort(dim=1).values for ids in (case.views["ids"].long(), case.taps["route"]["ids"])
+    )
+    alike = (chosen == expected).all(dim=1)
+    found = {**_ffn_boundary(case, alike), **_qkv_finish(case, alike)}
+    del found["cache_ulps"]
+    logits, bias = case.taps["router"]["logits"], case.tensors[0].router_bias
+    near = margins(logits, bias, case.model) < NEAR_TIE
+    return {**found, "ids": float((~alike & ~near).sum())}
 
 
-def all_checks(case: Case) -> Iterator[tuple[str, dict[str, float]]]:
+def all_checks(case: Case) -> Iterator[tuple[str, Found]]:
     """Every phase, then the layer in both forms."""
     yield "attention", check_attention(case)
     for check in CHECKS:

@@ -28,11 +28,10 @@ def _declare(folder: Path, name: str, entry_points: dict[str, str]) -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """SGLang's Python, the checkout's own entry point, and tiny random checkpoints."""
+    """SGLang's Python, the checkout's own entry points, and tiny random checkpoints."""
     python, folder = sglang_python(), tmp_path_factory.mktemp("sglang")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    megatrace = {k: v for k, v in project["entry-points"][PLUGINS].items() if k == "megatrace"}
-    _declare(folder, "megatrace", megatrace)
+    _declare(folder, "megatrace", project["entry-points"][PLUGINS])
     _declare(folder, "megatrace_cpu_shim", {"megatrace_cpu_shim": "megatrace_cpu_shim:register"})
     models = folder / "models"
     subprocess.run([python, ENVIRONMENT / "make_models.py", models], check=True)

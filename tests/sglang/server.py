@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_S, STOP_S = 150, 40
+START_S, ANSWER_S, STOP_S = 150, 120, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Environment:
             "SGLANG_USE_CPU_ENGINE": "1",
             "HF_HUB_OFFLINE": "1",
             "TORCHDYNAMO_DISABLE": "1",
+            # The models are tiny: threads would spend their time on each other.
+            "OMP_NUM_THREADS": "1",
             **extra,
         }
 
@@ -69,7 +71,7 @@ class Server:
             method="POST",
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
                 text, status = answer.read().decode(), answer.status
         except urllib.error.HTTPError as error:
             text, status = error.read().decode(), error.code
@@ -134,15 +136,17 @@ def serving(
     *,
     draft: bool = False,
     command: Sequence[str] = (),
+    arguments: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server that is ready, stopped on exit whatever happens.
 
-    ``command`` goes before ``sglang.launch_server``; by default it is ``python -m``.
+    ``command`` goes before ``sglang.launch_server``, by default it is ``python -m``;
+    ``arguments`` go after those of the environment.
     """
     port = free_port()
     words = [*(command or (str(environment.python), "-m")), "sglang.launch_server"]
-    words += environment.arguments(port, draft=draft)
+    words += [*environment.arguments(port, draft=draft), *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(
             words,

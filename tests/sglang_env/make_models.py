@@ -1,9 +1,12 @@
 """Make a tiny random Muse Spark checkpoint and a DFlash draft for it.
 
-    python make_models.py DIR [--seed 0]
+    python make_models.py DIR [--seed 0] [--top-k 8]
 
 DIR/target and DIR/draft, 18 MB, a few seconds; run it with an environment of
 make_venv.py. The tokenizer has one token a byte, so no vocabulary is needed.
+
+A random router chooses between experts that score alike, so that one rounding may change what
+a token becomes; with ``--top-k 16`` there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT)
 
 
-def target_config() -> dict[str, object]:
+def target_config(top_k: int) -> dict[str, object]:
     """Every fourth layer attends to all without positions, the others slide."""
     kinds = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(LAYERS)]
     text = {
@@ -79,7 +82,7 @@ def target_config() -> dict[str, object]:
         "moe_hidden_size": EXPERT_HIDDEN,
         "moe_intermediate_size": EXPERT_WIDTH,
         "num_local_experts": EXPERTS,
-        "num_experts_per_tok": EXPERTS_PER_TOKEN,
+        "num_experts_per_tok": top_k,
         "routed_scaling_factor": 1.0,
         "rms_norm_eps": 1e-5,
         "post_norm_eps": 1e-8,
@@ -231,10 +234,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--top-k", type=int, default=EXPERTS_PER_TOKEN, help="experts a token")
     options = parser.parse_args()
     target, draft = options.folder / "target", options.folder / "draft"
     for folder, config, weights in (
-        (target, target_config(), target_weights(options.seed)),
+        (target, target_config(options.top_k), target_weights(options.seed)),
         (draft, draft_config(), draft_weights(options.seed + 1)),
     ):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 // Launches a chain of kernels many times: one CUDA graph with programmatic dependent launch
-// on the GPU, the same launches in order in the host build. Host code only; for examples,
-// tests and benchmarks. Errors are std::runtime_error with the runtime's own words.
+// on the GPU, the same launches in order in the host build; or into a stream of somebody else,
+// who may be capturing it. Host code only. Errors are std::runtime_error with the runtime's
+// own words.
 #pragma once
 
 #include <cstddef>
@@ -53,6 +54,7 @@ class Chain {
   }
   void finish() {}
   void replay() { host::launch_chain(launches_); }
+  void launch(void*) { host::launch_chain(launches_); }
   void synchronize() {}
   void* stream() const { return nullptr; }
 
@@ -132,6 +134,10 @@ class Chain {
     check(cudaGraphDestroy(graph), "destroy the graph");
   }
   void replay() { check(cudaGraphLaunch(exec_, stream_), "launch the graph"); }
+  // The launches so far, without a graph of their own.
+  void launch(cudaStream_t stream) {
+    for (const auto& launch : launches_) launch(stream);
+  }
   void synchronize() { check(cudaStreamSynchronize(stream_), "synchronize"); }
   cudaStream_t stream() const { return stream_; }
 

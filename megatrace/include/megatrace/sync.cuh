@@ -6,20 +6,19 @@
 namespace megatrace {
 
 // Runs `done` until it says true. `hang` is called once where that takes suspiciously
-// long, before the bound that traps; says whether it was.
+// long since `begin`, before the bound that traps; says whether it was.
 template <class Done, class Hang>
-MEGATRACE_DEVICE bool spin_bounded(const char* what, const uint32_t& slot, Done&& done,
-                                   Hang&& hang) {
-  const uint64_t begin = ptx::clock64();
+MEGATRACE_DEVICE bool spin_bounded(const char* what, const uint32_t& slot, Done&& done, Hang&& hang,
+                                   uint64_t begin) {
   bool told = false;
   while (!done()) {
     ptx::spin_pause(what, slot);
     const uint64_t waited = ptx::clock64() - begin;
-    if (__builtin_expect(waited > ptx::kHangCycles && !told, 0)) {
+    if (__builtin_expect(waited > ptx::kHangCycles, 0)) {
+      if (!told) hang();
       told = true;
-      hang();
+      if (waited > ptx::kTrapCycles) ptx::trap();
     }
-    if (__builtin_expect(waited > ptx::kTrapCycles, 0)) ptx::trap();
   }
   return told;
 }
@@ -27,14 +26,14 @@ MEGATRACE_DEVICE bool spin_bounded(const char* what, const uint32_t& slot, Done&
 // Waits for the phase of this parity of an mbarrier.
 MEGATRACE_DEVICE void mbar_wait(const char* what, uint64_t* bar, uint32_t parity) {
   if (ptx::mbar_test(bar, parity)) return;
-  spin_bounded(what, 0, [&] { return ptx::mbar_try(bar, parity); }, [] {});
+  spin_bounded(what, 0, [&] { return ptx::mbar_try(bar, parity); }, [] {}, ptx::clock64());
 }
 
 // Waits until `ready` says true: data is the flag, polled with relaxed loads. `ready` may be
 // long, so its code is here once.
 template <class Ready>
 MEGATRACE_DEVICE void poll(const char* what, const uint32_t& slot, Ready&& ready) {
-  spin_bounded(what, slot, ready, [] {});
+  spin_bounded(what, slot, ready, [] {}, ptx::clock64());
 }
 
 }  // namespace megatrace

@@ -31,57 +31,14 @@
 // instruction cache. So little is done there, and values asked for early are used late.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-
-#include "megatrace/ptx.cuh"
-#include "megatrace/sync.cuh"
-#include "megatrace/words.cuh"
+#include "megatrace/tracer_off.cuh"
 
 // Keeps the path that is seldom taken out of the way of the other's instructions.
 #define MEGATRACE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
 
 namespace megatrace {
 
-enum class Level : uint32_t { off, counters, timeline };
-
-// What a timeline holds: stalls that blocked, spans and hand-offs, or every try of a wait
-// and every instant too.
-enum class Detail : uint32_t { stalls, all };
-
-// The last parameter of a traced kernel. All pointers are device addresses; `control` is
-// null where nobody records.
-struct TraceParams {
-  const uint32_t* control;  // DEVICE_CONTROL, written by the host before a replay
-  uint4* cursors;           // [warps] lines, words and launches so far
-  uint64_t* sums;           // [causes][warps] running sums of stalls: cycles << 24 | count
-  uint32_t* lines;          // [warps][line_mask + 1] lines of the ring, host memory
-  uint32_t line_mask;
-  uint32_t kernel_layer;
-  uint32_t warps;   // of the grid
-  uint32_t layers;  // that have sums
-};
-
-// The parameter of one launch of a chain: which kernel, which layer. Throws where the agent
-// was told of fewer layers.
-inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
-  if (p.control != nullptr && layer >= p.layers)
-    throw std::out_of_range("layer " + std::to_string(layer) + " of a ring with " +
-                            std::to_string(p.layers) + " layers: give the agent more");
-  p.kernel_layer = kernel << kKernelShift | layer;
-  p.sums += size_t{kCauses} * p.warps * layer;
-  return p;
-}
-
-// A wait that ended and is not written down yet: commit it where time is to spare.
-struct Stalled {
-  std::conditional_t<ptx::kSlow, uint64_t, uint32_t> begin;  // cycles since launch start
-  uint32_t cycles;
-  bool blocked;
-};
-
-template <Level L, Detail D = Detail::stalls>
+template <Level L, Detail D, Head H>
 class Tracer {
   static constexpr bool kTimeline = L == Level::timeline;
   static constexpr bool kAll = kTimeline && D == Detail::all;
@@ -111,46 +68,61 @@ class Tracer {
     }
   }
 
+  // Head::early: every warp calls it once, after after_dependency(), where it has time, and
+  // before it has more records than a line holds beside the header.
+  MEGATRACE_DEVICE void head() {
+    static_assert(H == Head::early, "this tracer makes its header itself");
+    if constexpr (kTimeline) {
+      live_ = wanted();
+      line_word_ = header_word();
+      headed_ = true;
+    }
+  }
+
   // -- records -------------------------------------------------------------------------
+
+  // An event is a type of the table, or of the same members where the kernel chooses it at run
+  // time (`id` and `name` are then its own).
 
   // RAII: begins here, ends where it leaves scope.
   template <class E>
   class Span {
    public:
-    MEGATRACE_DEVICE explicit Span(Tracer& t) : t_(t) { t_.record(E::id); }
-    MEGATRACE_DEVICE ~Span() { t_.record(E::id + 1); }
+    MEGATRACE_DEVICE Span(Tracer& t, E event) : t_(t), event_(event) { t_.record(event.id); }
+    MEGATRACE_DEVICE ~Span() { t_.record(event_.id + 1); }
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;
 
    private:
     Tracer& t_;
+    const E event_;
   };
 
   template <class E>
-  MEGATRACE_DEVICE Span<E> span(E) {
+  MEGATRACE_DEVICE Span<E> span(E event) {
     static_assert(E::kind == Kind::span, "not a span");
-    return Span<E>(*this);
+    return Span<E>(*this, event);
   }
 
   template <class E, class... Args>
-  MEGATRACE_DEVICE void instant(E, Args... args) {
+  MEGATRACE_DEVICE void instant(E event, Args... args) {
     static_assert(E::kind == Kind::instant || E::kind == Kind::counter, "not an instant");
     static_assert(sizeof...(Args) == E::args, "not the arguments of the table");
-    record(E::id, args...);
+    record(event.id, args...);
   }
 
   // An instant of Detail::all only: for places too hot for every timeline.
   template <class E, class... Args>
-  MEGATRACE_DEVICE void detail_instant(E, Args... args) {
+  MEGATRACE_DEVICE void detail_instant(E event, Args... args) {
     static_assert(E::kind == Kind::instant, "not an instant");
     static_assert(sizeof...(Args) == E::args, "not the arguments of the table");
-    if constexpr (kAll) record(E::id, args...);
+    if constexpr (kAll) record(event.id, args...);
   }
 
   template <class E>
-  MEGATRACE_DEVICE void publish(E, uint32_t slot) {
+  MEGATRACE_DEVICE void publish(E event, uint32_t slot) {
     static_assert(E::kind == Kind::publish || E::kind == Kind::prefetch, "publishes nothing");
-    record(E::id, slot);
+    record(event.id, slot);
   }
 
   // -- waits ---------------------------------------------------------------------------
@@ -181,13 +153,13 @@ class Tracer {
   }
 
   template <class E, class... Args>
-  MEGATRACE_DEVICE void commit(E, const Stalled& s, Args... args) {
+  MEGATRACE_DEVICE void commit(E event, const Stalled& s, Args... args) {
     static_assert(E::kind == Kind::stall || E::kind == Kind::wait, "not a wait");
     static_assert(sizeof...(Args) == E::args,
                   "not the arguments of the table; a wait's first is its slot");
     if (!s.blocked) {
       // A prefetch that came in time is worth a word: nothing else tells it from one unused.
-      if constexpr (kAll || E::kFirstUse) record(E::id, 0u, args...);
+      if constexpr (kAll || E::kFirstUse) record(event.id, 0u, args...);
       return;
     }
     constexpr uint32_t cause = static_cast<uint32_t>(E::cause);
@@ -195,7 +167,7 @@ class Tracer {
     counts_[cause] += 1;
     if constexpr (kTimeline) {
       room(3 + sizeof...(args));
-      stage((E::id << kTimeBits) | (s.begin & kTimeMask), s.cycles, args...);
+      stage((event.id << kTimeBits) | (s.begin & kTimeMask), s.cycles, args...);
       // Long enough for the reader to lose count of the time field: say the high part.
       if (ptx::kSlow || s.cycles >> (kTimeBits - 2)) epoch(ptx::clock64() - t0_);
     }
@@ -302,10 +274,14 @@ class Tracer {
   }
 
   MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
-    if (flushed_ == 0) {
-      live_ = live_ || wanted();
-      if (!asked_) after_dependency();
-      line_word_ = header_word();
+    if constexpr (H == Head::late) {
+      if (flushed_ == 0) {
+        live_ = live_ || wanted();
+        if (!asked_) after_dependency();
+        line_word_ = header_word();
+      }
+    } else if (ptx::kSlow && !headed_) {
+      ptx::misuse("a line is full before head()");
     }
     const uint32_t number = ptx::opaque(cursor_.x) + ++flushed_;
     if ((ptx::lane_id() & 15) == 0) line_word_ = number;
@@ -321,7 +297,7 @@ class Tracer {
   MEGATRACE_DEVICE void finish() {
     if constexpr (kTimeline) {
       if (ptx::opaque(control_.y) == 0) return;
-      if (flushed_ == 0) live_ = live_ || wanted();
+      if (H == Head::late && flushed_ == 0) live_ = live_ || wanted();
       if (live_) return close();
     }
     add_sums();
@@ -353,26 +329,29 @@ class Tracer {
   // -- the inside of a wait ------------------------------------------------------------
 
   template <class E, class Try, class Block>
-  MEGATRACE_DEVICE Stalled stalled(E, const uint32_t& slot, Try&& try_once, Block&& block) {
+  MEGATRACE_DEVICE Stalled stalled(E event, const uint32_t& slot, Try&& try_once, Block&& block) {
     if (try_once()) return {0, 0, false};
     const uint64_t begin = ptx::clock64();
-    return waited(begin, spin_bounded(E::name, slot, block, [&] { hang(E::id, slot, begin); }));
+    return blocked(event, slot, begin, block);
   }
 
-  // The same where a try is long: its code is here once.
+  // The same where a try is long: its code is here once, and the first try counts as waiting.
   template <class E, class Ready>
-  MEGATRACE_DEVICE Stalled polled(E, const uint32_t& slot, Ready&& ready) {
-    uint64_t begin = 0;
-    const auto missed = [&] {
-      if (begin == 0) begin = ptx::clock64();
+  MEGATRACE_DEVICE Stalled polled(E event, const uint32_t& slot, Ready&& ready) {
+    bool missed = false;
+    const uint64_t begin = ptx::clock64();
+    const Stalled s = blocked(event, slot, begin, [&] {
+      if (ready()) return true;
+      missed = true;
       return false;
-    };
-    const bool hung = spin_bounded(
-        E::name, slot, [&] { return ready() || missed(); }, [&] { hang(E::id, slot, begin); });
-    return begin == 0 ? Stalled{0, 0, false} : waited(begin, hung);
+    });
+    return missed ? s : Stalled{0, 0, false};
   }
 
-  MEGATRACE_DEVICE Stalled waited(uint64_t begin, bool hung) const {
+  template <class E, class Block>
+  MEGATRACE_DEVICE Stalled blocked(E event, const uint32_t& slot, uint64_t begin, Block&& block) {
+    const bool hung =
+        spin_bounded(event.name, slot, block, [&] { hang(event.id, slot, begin); }, begin);
     const uint64_t cycles = ptx::clock64() - begin;
     return {static_cast<decltype(Stalled::begin)>(begin - t0_),
             hung ? at_most(cycles, kArgMask) : static_cast<uint32_t>(cycles), true};
@@ -390,6 +369,7 @@ class Tracer {
         if (flushed_ != 0) {
           flushed_ = words_ = line_word_ = 0;
           used_ = kHeaderWords;
+          if (H == Head::early) line_word_ = header_word();
         }
       }
 #pragma unroll 1
@@ -408,6 +388,7 @@ class Tracer {
   uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
   bool ended_ = false;      // looked at where there is time to
   bool asked_ = false;      // the cursor is on its way
+  bool headed_ = false;     // head() was called; looked at where there is time to
   bool live_ = false;       // lines are wanted; known from the first on
   uint64_t ns_ = 0;         // globaltimer at launch start
   uint64_t t0_ = 0;         // clock, read with it
@@ -418,51 +399,6 @@ class Tracer {
   uint32_t words_ = 0;      // record words in them
   uint32_t cycles_[kCauses] = {};
   uint32_t counts_[kCauses] = {};
-};
-
-// Off: same calls, no code, no state, an empty parameter.
-template <Detail D>
-class Tracer<Level::off, D> {
- public:
-  struct Params {};
-  static constexpr Level level = Level::off;
-  static constexpr Detail detail = D;
-
-  struct Nothing {
-    MEGATRACE_DEVICE ~Nothing() {}
-  };
-
-  MEGATRACE_DEVICE explicit Tracer(const Params&) {}
-  Tracer(const Tracer&) = delete;
-  Tracer& operator=(const Tracer&) = delete;
-  MEGATRACE_DEVICE void after_dependency() {}
-  template <class E>
-  MEGATRACE_DEVICE Nothing span(E) {
-    return {};
-  }
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void instant(E, Args...) {}
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void detail_instant(E, Args...) {}
-  template <class E>
-  MEGATRACE_DEVICE void publish(E, uint32_t) {}
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void wait(E, uint64_t* bar, uint32_t parity, Args...) {
-    mbar_wait(E::name, bar, parity);
-  }
-  template <class E>
-  MEGATRACE_DEVICE Stalled wait_later(E, uint64_t* bar, uint32_t parity) {
-    mbar_wait(E::name, bar, parity);
-    return {0, 0, false};
-  }
-  template <class E, class Ready, class... Args>
-  MEGATRACE_DEVICE void poll(E, const uint32_t& slot, Ready&& ready, Args...) {
-    megatrace::poll(E::name, slot, ready);
-  }
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void commit(E, const Stalled&, Args...) {}
-  MEGATRACE_DEVICE void flush() {}
-  MEGATRACE_DEVICE void end() {}
 };
 
 }  // namespace megatrace

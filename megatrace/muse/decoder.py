@@ -1,0 +1,158 @@
+"""Decode and verify steps over the paged pools of a serving framework.
+
+::
+
+    decoder = Decoder(engine, build, pools, taps=(1, 4), trace=agent.params)
+    stream = decoder.step(tokens, positions, request, slots)     # may be captured
+    stream, decoder.tapped
+
+Every step does the same work on the same addresses, all of it on the current stream, so that a
+CUDA graph of one step serves every later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from megatrace.agent.memory import TraceParams
+from megatrace.errors import UsageError
+from megatrace.muse.config import LayerKind
+from megatrace.muse.engine import Cache, Engine
+from megatrace.muse.plan import ExpertKind
+from megatrace.muse.program import Build, Program
+
+BuildOf = Callable[[ExpertKind], Build]
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """A framework's paged keys and values, in its own memory.
+
+    ``keys`` and ``values``: bf16 [slots, kv heads, 64] of each layer. ``sliding``: the layers
+    that lie in the pool of sliding layers. ``table``: int32 [requests, positions], the slot of
+    each position in the pool of all others. ``to_sliding``: from there to a slot of the sliding
+    pool; None where both are one.
+    """
+
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    sliding: Sequence[bool]
+    table: torch.Tensor
+    to_sliding: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError where sliding layers have a pool that nothing leads to."""
+        if self.to_sliding is None and any(self.sliding):
+            raise UsageError("layers in a sliding pool need the way to its slots")
+
+
+class SlotTables:
+    """The slot of every position of the request in progress, in each pool."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._table, self._to_sliding = pools.table, pools.to_sliding
+        positions, device = pools.table.shape[1], pools.table.device
+        self.full = torch.zeros(positions, dtype=torch.int32, device=device)
+        self.sliding = torch.zeros_like(self.full) if self._to_sliding is not None else self.full
+
+    def fill(self, request: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Take the row ``request`` [1] of the table; ``slots`` are those of ``positions``."""
+        self.full.copy_(self._table.index_select(0, request)[0])
+        # A row of the table may be written after the step that its new slots are for.
+        self.full.index_copy_(0, positions, slots.to(torch.int32))
+        if self._to_sliding is not None:
+            self.sliding.copy_(self._to_sliding.index_select(0, self.full))
+
+
+def pool_caches(
+    kinds: Sequence[LayerKind],
+    pools: Pools,
+    tables: SlotTables,
+    ropes: Sequence[torch.Tensor | None],
+) -> list[Cache]:
+    """The caches of an engine over ``pools``."""
+    return [
+        Cache(
+            pools.keys[i],
+            pools.values[i],
+            tables.sliding if pools.sliding[i] else tables.full,
+            ropes[i],
+            kind.window,
+        )
+        for i, kind in enumerate(kinds)
+    ]
+
+
+class Decoder:
+    """The engine's steps of any number of rows, one request at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        build: BuildOf,
+        tables: SlotTables,
+        *,
+        taps: Sequence[int] = (),
+        trace: TraceParams | None = None,
+    ) -> None:
+        """``taps`` are layers whose output is wanted, ascending; ``trace`` the tracer's memory."""
+        if engine.embedding is None:
+            raise UsageError("a step begins with the embedding, the engine has none")
+        self._engine, self._build, self._tables = engine, build, tables
+        self._trace = trace
+        self._programs: dict[int, list[Program]] = {}
+        self.taps = tuple(taps)
+        self.tapped = engine.tap_side_by_side(taps) if taps else None
+        """bf16 [max rows, taps * hidden]: bf16(stream) after each tapped layer."""
+        engine.empty()
+
+    def step(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        request: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """The residual stream fp32 [rows, hidden] after all layers, valid until the next step.
+
+        ``tokens``, ``positions`` (ascending) and ``slots`` (of the full pool) are of each row,
+        ``request`` [1] is the row of the pools' table. The first step of a number of rows
+        allocates and must not be captured.
+        """
+        rows, engine = tokens.shape[0], self._engine
+        if rows not in self._programs:
+            self._programs[rows] = self._compose(rows)
+        engine.tokens[:rows].copy_(tokens)
+        engine.context.copy_(positions[:1])
+        self._tables.fill(request, positions, slots)
+        stream = torch.cuda.current_stream().cuda_stream if engine.stream.is_cuda else 0
+        for program in self._programs[rows]:
+            program.launch(stream)
+        return engine.stream[:rows]
+
+    def close(self) -> None:
+        """Give the programs back; no graph with their launches may run any more."""
+        for programs in self._programs.values():
+            for program in programs:
+                program.close()
+        self._programs.clear()
+
+    def _compose(self, rows: int) -> list[Program]:
+        """One program for each stretch of layers with experts of one kind."""
+        engine = self._engine
+        launches = engine.step(rows, embed=True)
+        kinds = [engine.layers[0].kind, *(layer.kind for layer in engine.layers)]
+        pairs = zip(kinds, launches, strict=True)
+        return [
+            Program(
+                [launch for _, launch in stretch],
+                self._build(kind),
+                blocks=engine.blocks,
+                trace=self._trace,
+            )
+            for kind, stretch in groupby(pairs, key=lambda pair: pair[0])
+        ]

@@ -1,0 +1,160 @@
+"""Captures that are no good say so, and times of a CPU get no verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrace.analysis import summarise
+from megatrace.capture.reader import open_capture
+from megatrace.capture.writer import CaptureWriter
+from megatrace.tui.model import CLASSES, layer_rows, role_rows
+from megatrace.tui.replay import CaptureSource
+from tests.build import Build, demo, write
+from tests.tui.helpers import H200, App, drive_capture, main, shows, text
+
+
+def loaded(path: Path) -> CaptureSource:
+    source = CaptureSource(path)
+    source.load()
+    return source
+
+
+def test_the_rows_are_those_of_the_report() -> None:
+    source = loaded(H200)
+    frame = source.poll()[1]
+    assert frame is not None
+    with open_capture(H200) as capture:
+        report = summarise(capture)
+    rows = layer_rows(frame, None)
+    assert [row.time for row in rows] == [pytest.approx(1000 * k.median_us) for k in report.kernels]
+    assert sum(row.uses for row in rows) == report.prefetches[0].count
+    assert sum(row.late for row in rows) == report.prefetches[0].late
+    assert sum(row.late_time for row in rows) == pytest.approx(
+        1000 * report.prefetches[0].late_total_us
+    )
+    assert sum(row.unseen for row in rows) == report.prefetches[0].unseen
+    shares = {(s.role, s.cause): s.share for s in report.stalls if s.source == "records"}
+    for row in role_rows(frame, None, None):
+        assert sum(row.bar) == pytest.approx(1)
+        for cause, share in zip(CLASSES[:-1], row.bar, strict=False):
+            assert share == pytest.approx(shares.get((row.label, cause), 0.0))
+    named = {(e.layer, e.role, e.event): e for e in report.events}
+    for event in source.events:
+        _, layer = source.flat.layers[event.layer]  # type: ignore[union-attr]
+        row = named[layer, source.flat.roles[event.role], event.name]  # type: ignore[union-attr]
+        assert (event.count, event.kind) == (row.count, row.kind)
+        assert event.time == pytest.approx(1000 * row.total_us)
+    source.close()
+
+
+def test_one_step_and_one_rank_are_parts_of_the_whole(tmp_path: Path) -> None:
+    source = loaded(write(tmp_path / "demo.mtr", *demo(steps=3, ranks=2)))
+    whole = source.poll()[1]
+    assert whole is not None
+    parts = []
+    for _ in source.steps:
+        source.turn(1)
+        parts.append(source.poll()[1])
+    assert sum(f.stalled for f in parts) == pytest.approx(whole.stalled)  # type: ignore[union-attr, misc]
+    assert sum(f.busy for f in parts) == pytest.approx(whole.busy)  # type: ignore[union-attr, misc]
+    assert whole.series.shape == (2, 2, 3)
+    by_rank = [layer_rows(whole, rank) for rank in (0, 1)]
+    both = layer_rows(whole, None)
+    for one, other, all_ in zip(*by_rank, both, strict=True):
+        assert one.uses + other.uses == all_.uses
+    source.close()
+
+
+def test_a_host_build_says_cpu_and_judges_nothing(host_capture: Path) -> None:
+    async def steps(pilot: App) -> None:
+        await shows(pilot, "cpu ·", "times are no verdict")
+        rows = [line for line in text(pilot).splitlines() if line.startswith(("0 ", "1 ", "2 "))]
+        assert len(rows) == 3
+        assert all(" cpu" in row for row in rows)
+        await pilot.press("enter")
+        await shows(pilot, "cpu:")
+        assert "late" not in text(pilot)
+        await pilot.press("enter")
+        await shows(pilot, "cpu: no verdict")
+
+    drive_capture(host_capture, steps, (120, 30))
+
+
+def empty(path: Path) -> Path:
+    writer = CaptureWriter(path)
+    writer.write_meta("capture", command=["nothing"])
+    return writer.finish()
+
+
+def counters_only(path: Path) -> Path:
+    build = Build(layers=1, warps=2, roles=("a", "b"))
+    build.count(0, 0, [1000], [3])
+    return write(path, build)
+
+
+def tiny(path: Path) -> Path:
+    return write(path, *demo(steps=2, layers=1, blocks=1))
+
+
+def lossy(path: Path) -> Path:
+    builds = demo(steps=4, tiles=30)
+    builds[0].lose(1, 2, 3)
+    return write(path, *builds)
+
+
+def unclosed(path: Path) -> Path:
+    return write(path, *demo(), complete=False)
+
+
+def truncated(path: Path) -> Path:
+    whole = write(path, *demo(steps=8, blocks=4))
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
+    return whole
+
+
+def damaged(path: Path) -> Path:
+    whole = write(path, *demo(steps=4))
+    data = bytearray(whole.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    whole.write_bytes(data)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (empty, ("complete", "empty: no traced kernel")),
+        (counters_only, ("no timeline: counters only",)),
+        (tiny, ("tiny: fewer than 3 launches",)),
+        (lossy, ("lines lost", "lost: 2 of")),
+        (unclosed, ("INCOMPLETE", "loss unknown", "incomplete: the file ends early")),
+        (truncated, ("INCOMPLETE", "incomplete: ")),
+        (damaged, ("INCOMPLETE", "incomplete: the batch at byte")),
+    ],
+)
+def test_a_capture_that_lacks_something_says_what(tmp_path: Path, make, words) -> None:  # type: ignore[no-untyped-def]
+    path = make(tmp_path / "x.mtr")
+
+    async def steps(pilot: App) -> None:
+        await shows(pilot, *words)
+        await pilot.press("2", "3", "enter", "1", "enter", "enter", "tab", "tab", "enter")
+        await pilot.pause(0.2)
+        await pilot.press("escape", "escape", "s", "r", "right_square_bracket", "space")
+        await pilot.pause()
+
+    drive_capture(path, steps, (140, 30))
+
+
+@pytest.mark.parametrize("content", [b"", b"no capture at all\n" * 99])
+def test_a_file_that_is_no_capture_fails_on_the_screen(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "some.mtr"
+    path.write_bytes(content)
+
+    async def steps(pilot: App) -> None:
+        await shows(pilot, "✗ failed", "is empty" if not content else "not a megatrace capture")
+        assert main(pilot).source.error is not None  # type: ignore[attr-defined]
+        await pilot.press("enter", "2", "3", "question_mark", "escape")
+
+    drive_capture(path, steps, (140, 30))
