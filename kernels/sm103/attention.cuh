@@ -110,33 +110,41 @@ constexpr uint32_t kMergeVectors = 8;  // a lane asks for at once
 constexpr uint32_t kMergeChunks = 2 * kMergeVectors;
 constexpr uint32_t kMergedFloats = kHeadDim + 4;  // in shared memory: out, maximum, sum
 
-// A warp's place in the merge of an item.
+// A warp's place in the merge of an item: chunks index, index + team, ... are its.
 struct Member {
   uint32_t item, index, team;
-  uint32_t splits;  // of the item: chunks index, index + team, ... are this warp's
+  uint32_t keys, length;  // chunk i is there if i * keys < length
 };
 
 // Asks again for what is missing, bit i for vector i of this lane and the last bit for the sums
 // of chunk lane % 16, of the warp's chunks from `first` on. Says whether all is there.
 MEGATRACE_DEVICE bool try_chunks(uint32_t& missing, uint4 (&v)[kMergeVectors], uint2& sums,
                                  const Params& p, const Member& m, uint32_t lane, uint32_t first) {
-  const uint32_t partial = p.shape.rows * p.shape.heads;  // of a chunk
-  const uint32_t mine = first + (lane & 15) * m.team;
-  if (missing >> kMergeVectors != 0 && mine < m.splits)
-    sums = ptx::load_pair(p.handoff.attn_sum + (mine * partial + m.item) * 2);
+  const uint32_t mine = first + (lane & 15) * m.team, chunk = first + (lane >> 4) * m.team;
+  const uint32_t step = partial_index(p, 2 * m.team, 0) * (kHeadDim * 4);
   const char* from = reinterpret_cast<const char*>(p.handoff.attn_out) +
-                     (m.item * (kHeadDim * 4) + (lane & 15) * 16);
-  uint32_t chunk = first + (lane >> 4) * m.team;
+                     (partial_index(p, chunk, m.item) * (kHeadDim * 4) + (lane & 15) * 16);
+  if (missing >> kMergeVectors != 0 && mine * m.keys < m.length)
+    sums = ptx::load_pair(p.handoff.attn_sum + partial_index(p, mine, m.item) * 2);
 #pragma unroll
-  for (uint32_t i = 0; i < kMergeVectors; ++i, chunk += 2 * m.team)
-    if ((missing & 1u << i) != 0 && chunk < m.splits)
-      v[i] = ptx::load_relaxed(
-          reinterpret_cast<const uint4*>(from + uint64_t{chunk} * (partial * (kHeadDim * 4))));
+  for (uint32_t i = 0; i < kMergeVectors; ++i)
+    if ((missing & 1u << i) != 0 && (chunk + 2 * i * m.team) * m.keys < m.length)
+      v[i] = ptx::load_relaxed(reinterpret_cast<const uint4*>(from + uint64_t{i} * step));
   if (filled(sums.x) && filled(sums.y)) missing &= (1u << kMergeVectors) - 1;
 #pragma unroll
   for (uint32_t i = 0; i < kMergeVectors; ++i)
     if (filled(v[i])) missing &= ~(1u << i);
   return missing == 0;
+}
+
+// Who owes the first of them that is missing.
+MEGATRACE_DEVICE uint32_t missing_producer(uint32_t missing, const Params& p, const Member& m,
+                                           uint32_t lane, uint32_t first) {
+  const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
+  const uint32_t chunk = bit == kMergeVectors ? lane & 15 : 2 * bit + (lane >> 4);
+  const uint32_t item = ptx::opaque(m.item);  // or all this is computed before the first try
+  const uint32_t heads = ptx::opaque(p.shape.heads);
+  return attention_producer(p, item - quotient(item, heads) * heads, heads, first + chunk * m.team);
 }
 
 // The next kMergeChunks of the warp's chunks, from `first` on.
@@ -149,12 +157,7 @@ MEGATRACE_DEVICE void merge_chunks(T& t, Merged& a, const Params& p, const Membe
   t.poll(ev::attn_part_wait{}, slot, [&] {
     return try_load(
         slot, [&] { return try_chunks(missing, v, sums, p, m, lane, first); },
-        [&] {
-          const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
-          const uint32_t chunk = bit == kMergeVectors ? lane & 15 : 2 * bit + (lane >> 4);
-          const uint32_t row = quotient(m.item, p.shape.heads);
-          return attention_producer(p, m.item - row * p.shape.heads, first + chunk * m.team);
-        });
+        [&] { return missing_producer(missing, p, m, lane, first); });
   });
   float top = __uint_as_float(sums.x);
 #pragma unroll
@@ -184,7 +187,7 @@ MEGATRACE_DEVICE void merge_share(T& t, float* merged, const Params& p, const Me
                                   uint32_t lane) {
   Merged a;
 #pragma unroll 1
-  for (uint32_t first = m.index; first < m.splits; first += kMergeChunks * m.team)
+  for (uint32_t first = m.index; first * m.keys < m.length; first += kMergeChunks * m.team)
     merge_chunks(t, a, p, m, lane, first);
 #pragma unroll
   for (uint32_t k = 0; k < 4; ++k) a.out[k] += ptx::shuffle_xor(a.out[k], 16);
@@ -239,8 +242,8 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   auto span = t.span(ev::attention_merge{});
   const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
   const uint32_t at_once = min(end - begin, kWorkerWarps), index = quotient(warp, at_once);
-  Member m = {begin + warp - index * at_once, index, quotient(kWorkerWarps, at_once),
-              quotient(c.end - c.first + c.keys - 1, c.keys)};
+  Member m = {begin + warp - index * at_once, index, quotient(kWorkerWarps, at_once), c.keys,
+              c.end - c.first};
   float* merged = reinterpret_cast<float*>(&s.routing) + warp * kMergedFloats;
 #pragma unroll 1
   for (uint32_t left = end - begin;; m.item += at_once, left -= at_once) {

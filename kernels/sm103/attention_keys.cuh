@@ -40,9 +40,10 @@ MEGATRACE_DEVICE Chunks attention_chunks(const Params& p, uint32_t context) {
   return {context, first, end, quotient(stages + most - 1, most) * kStageKeys};
 }
 
-// The block that hands over a chunk of a query head: (chunk, kv head) are the units.
-MEGATRACE_DEVICE uint32_t attention_producer(const Params& p, uint32_t head, uint32_t split) {
-  const uint32_t group = quotient(p.shape.heads, p.shape.kv_heads);
+// The block that hands over a chunk of a query head of `heads`: (chunk, kv head) are the units.
+MEGATRACE_DEVICE uint32_t attention_producer(const Params& p, uint32_t head, uint32_t heads,
+                                             uint32_t split) {
+  const uint32_t group = quotient(heads, p.shape.kv_heads);
   const uint32_t unit = split * p.shape.kv_heads + quotient(head, group);
   return unit - quotient(unit, gridDim.x) * gridDim.x;
 }

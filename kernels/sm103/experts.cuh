@@ -101,15 +101,21 @@ MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, const Routing& routing,
   loader.begin(t, m.phase);
   Passes passes(routing, m.tiles);
   Pass pass;
+#pragma unroll 1
   while (passes.next(pass)) {
+#pragma unroll 1
     for (uint32_t unit = pass.unit; unit < pass.end; unit += kTensorWarps) {
-      const uint32_t warps = min(kTensorWarps, pass.end - unit);
-      for (uint32_t offset = 0; offset < bytes; offset += stage_bytes)
-        for (uint32_t w = 0; w < warps; ++w) {
-          const uint32_t group = (unit + w) / m.tiles, tile = (unit + w) - group * m.tiles;
-          const size_t row = size_t{routing.group[group].expert} * m.tiles + tile;
-          loader.load(t, w, m.weights + row * bytes + offset, min(stage_bytes, bytes - offset));
-        }
+      const uint32_t mine = min(unit + ptx::lane_id() % kTensorWarps, pass.end - 1);
+      const uint32_t group = mine / m.tiles, tile = mine - group * m.tiles;
+      const size_t row = size_t{routing.group[group].expert} * m.tiles + tile;
+      const char* source = m.weights + row * bytes;
+#pragma unroll 1
+      for (uint32_t left = bytes; left != 0;) {
+        const uint32_t now = min(stage_bytes, left);
+        loader.load(t, min(kTensorWarps, pass.end - unit), source, now);
+        source += now;
+        left -= now;
+      }
     }
   }
 }
@@ -207,7 +213,7 @@ MEGATRACE_DEVICE void multiply_unit(T& t, Shared& s, Stages& stages, const Exper
       Experts::multiply(sum, odd, stage, blocks, block, x0, x1);
       x += 128;
     }
-    stages.release();
+    stages.release(t);
   }
   for (int i = 0; i < 4; ++i) sum[i] += odd[i];
 }

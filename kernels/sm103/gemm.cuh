@@ -113,12 +113,15 @@ MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d) {
   Slabs slabs(d);
   Slab slab;
   loader.begin(t, d.phase);
+#pragma unroll 1
   while (slabs.next(slab)) {
     const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
+    const char* source = tile_address<Tile>(d, slab, ptx::lane_id() % kTensorWarps);
+#pragma unroll 1
     for (uint32_t i = 0; i < slab.tiles; i += Tile::kPerStage) {
       const uint32_t bytes = min(Tile::kPerStage, slab.tiles - i) * Tile::kBytes;
-      for (uint32_t w = 0; w < warps; ++w)
-        loader.load(t, w, tile_address<Tile>(d, slab, w) + i * Tile::kBytes, bytes);
+      loader.load(t, warps, source, bytes);
+      source += bytes;
     }
   }
 }
@@ -280,7 +283,7 @@ MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, co
           for (int nt = 0; nt < NT; ++nt)
             out[nt * 32] = make_float4(sum[nt][0], sum[nt][1], sum[nt][2], sum[nt][3]);
         }
-        stages.release();
+        stages.release(t);
       }
     }
     tensor_sync();

@@ -46,7 +46,7 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& ite
 #pragma unroll
             for (uint32_t i = 1; i < kSlicesAtOnce; ++i)
               if (!filled(v[i].x) || !filled(v[i].y)) missing = first + i;
-            return dense_producer(p.shape.hidden, n, missing, column);
+            return dense_producer(p.shape.hidden, ptx::opaque(n), missing, column);
           });
     });
 #pragma unroll

@@ -74,31 +74,42 @@ MEGATRACE_DEVICE void embed(T& t, const Params& p, Shared& s) {
 // times the gain `inner` if there is one. Told like Dense, so that both gates can run the same code.
 struct Boundary {
   const float *alpha, *beta;
-  const uint16_t *inner, *outer;
+  const uint16_t* inner;
   const uint32_t* parts;  // of a projection from k to n columns
   uint32_t k, n;
-  uint32_t* next;  // null: nothing reads the stream
-  AnySpan span;
   AnyWait wait;  // for the parts
+};
+// The other end of it, which no register need hold before.
+struct Handover {
+  const uint16_t* gain;
+  uint32_t* out;  // null: nothing reads the stream
   AnyPublish publish;
 };
 
 MEGATRACE_DEVICE Boundary boundary_of(const Params& p, bool experts) {
   const LayerWeights& w = p.weights;
-  const bool last = experts && w.next_qkv == nullptr;
-  return {experts ? w.ffn_alpha : w.attn_alpha,
-          experts ? w.ffn_beta : w.attn_beta,
-          experts ? w.post_ffn_gain : nullptr,
-          experts && !last ? w.next_input_gain : w.pre_ffn_gain,
-          experts ? p.handoff.post_part : p.handoff.o_part,
-          experts ? p.shape.expert_width : p.shape.heads * kHeadDim,
-          experts ? p.shape.post_rows : p.shape.hidden,
-          last      ? nullptr
-          : experts ? p.handoff.a
-                    : p.handoff.x,
-          experts ? any<AnySpan>(ev::ffn_boundary{}) : any<AnySpan>(ev::attn_boundary{}),
-          experts ? any<AnyWait>(ev::post_part_wait{}) : any<AnyWait>(ev::o_part_wait{}),
-          experts ? any<AnyPublish>(ev::a{}) : any<AnyPublish>(ev::x{})};
+  if (experts)
+    return {w.ffn_alpha,
+            w.ffn_beta,
+            w.post_ffn_gain,
+            p.handoff.post_part,
+            p.shape.expert_width,
+            p.shape.post_rows,
+            any<AnyWait>(ev::post_part_wait{})};
+  return {w.attn_alpha,
+          w.attn_beta,
+          nullptr,
+          p.handoff.o_part,
+          p.shape.heads * kHeadDim,
+          p.shape.hidden,
+          any<AnyWait>(ev::o_part_wait{})};
+}
+MEGATRACE_DEVICE Handover handover_of(const Params& p, bool experts) {
+  const LayerWeights& w = p.weights;
+  if (!experts) return {w.pre_ffn_gain, p.handoff.x, any<AnyPublish>(ev::x{})};
+  const bool last = w.next_qkv == nullptr;
+  return {last ? w.pre_ffn_gain : w.next_input_gain, last ? nullptr : p.handoff.a,
+          any<AnyPublish>(ev::a{})};
 }
 
 // Shared memory of a boundary; each vector is one thread's.
@@ -127,14 +138,14 @@ MEGATRACE_DEVICE void read_ahead(const Params& p, const Boundary& b, uint32_t ro
 }
 
 // Passes the gate with the branch, whose columns no rank misses.
-MEGATRACE_DEVICE void pass_gate(const Params& p, Shared& s, const Boundary& b, uint32_t row,
+MEGATRACE_DEVICE void pass_gate(const Params& p, Shared& s, const Handover& next, uint32_t row,
                                 const uint2 (&branch)[kFragments], const BoundaryWork& work,
                                 float4 (&stream)[kFragments]) {
   const uint32_t columns = p.shape.hidden;
   const Mine<Workers> mine(columns / 4);
   const float per_column = reciprocal(static_cast<float>(columns));
   uint2 gain[kFragments];
-  read_gain(b.outer, mine, gain);
+  read_gain(next.gain, mine, gain);
   float4* out = stream_of(p, row) + mine.first;
 #pragma unroll
   for (uint32_t i = 0; i < kFragments; ++i) stream[i] = values(branch[i]);
@@ -146,8 +157,8 @@ MEGATRACE_DEVICE void pass_gate(const Params& p, Shared& s, const Boundary& b, u
     stream[i] = work.stream[v] + work.beta[v] * rounded(stream[i] * scale);
     if (mine.has(i)) out[i * kWorkers] = stream[i];
   }
-  if (b.next != nullptr)
-    put_normed(p, s, mine, stream, per_column, pair_row(b.next, row, columns / 4) + mine.first,
+  if (next.out != nullptr)
+    put_normed(p, s, mine, stream, per_column, pair_row(next.out, row, columns / 4) + mine.first,
                gain);
 }
 
@@ -178,9 +189,10 @@ MEGATRACE_DEVICE void boundary_row(T& t, const Params& p, Shared& s, const Bound
   if (b.inner != nullptr)
 #pragma unroll
     for (uint32_t i = 0; i < kFragments; ++i) branch[i] = pack(values(gain[i]) * values(branch[i]));
+  const Handover next = handover_of(p, ptx::opaque(experts) != 0);
   float4 stream[kFragments];
-  pass_gate(p, s, b, row, branch, work, stream);
-  if (b.next != nullptr && mine.warp_has()) t.publish(b.publish, blockIdx.x);
+  pass_gate(p, s, next, row, branch, work, stream);
+  if (next.out != nullptr && mine.warp_has()) t.publish(next.publish, blockIdx.x);
   if (experts && p.tap != nullptr) store_tap(p, row, stream);
 }
 
@@ -188,9 +200,9 @@ MEGATRACE_DEVICE void boundary_row(T& t, const Params& p, Shared& s, const Bound
 template <class T>
 MEGATRACE_DEVICE void boundary(T& t, const Params& p, Shared& s, bool experts) {
   for_rows(p, [&](uint32_t row) {
-    const Boundary b = boundary_of(p, experts);
-    auto span = t.span(b.span);
-    boundary_row(t, p, s, b, experts, row);
+    auto span =
+        t.span(experts ? any<AnySpan>(ev::ffn_boundary{}) : any<AnySpan>(ev::attn_boundary{}));
+    boundary_row(t, p, s, boundary_of(p, experts), experts, row);
     workers_sync();
   });
 }

@@ -26,14 +26,14 @@ INPUTS: Inputs = (11, 37)
 FORMS: tuple[Form, ...] = ("fused", "twin")
 
 
-def distinct_experts(steps: Steps) -> list[int]:
-    """Of this rank, that the rows hit in each layer, as the reference routes them."""
+def experts_hit(steps: Steps) -> list[list[int]]:
+    """Of this rank, by the rows of each layer, as the reference routes them."""
     streams = steps.streams(INPUTS)
     steps.restore(INPUTS)
     _, *taps = steps.reference(INPUTS, streams)
     local = [tap["route"]["ids"] - steps.rank.first_expert for tap in taps]
     mine = [ids[(ids >= 0) & (ids < steps.rank.local_experts)] for ids in local]
-    return [int(ids.unique().numel()) for ids in mine]
+    return [ids.unique().tolist() for ids in mine]
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
     facts = {
         "traced": traced,
         "plain": [digests(plain, [INPUTS], form)[0] for form in FORMS],
-        "distinct_experts": distinct_experts(plain),
+        "experts": experts_hit(plain),
         "launches": [len(steps.launches(INPUTS[0], form)) for form in FORMS],
     }
     Path(sys.argv[1]).write_text(json.dumps(facts))

@@ -1,0 +1,179 @@
+"""Steps of the layer kernel as the recorder sees them: a small model in the host build."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from megatrace.analysis import Trace, decode
+from megatrace.capture.reader import open_capture
+from megatrace.muse.events import MUSE, PHASES, ROLES
+from megatrace.muse.program import KERNELS
+from megatrace.schema import Kind
+from tests.sglang_env.place import ENVIRONMENT, sglang_python
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = 4
+WORKERS = {"tensor", "math"}
+TENSOR_ONLY = {"o_proj", "router", "post_proj", "qkv"}
+PREFETCHES = {event.edge for event in MUSE if event.kind is Kind.PREFETCH}
+FUSED, TWIN = 1, 2
+"""Steps, by their number."""
+
+
+def python_with_torch() -> Path:
+    return Path(sys.executable) if find_spec("torch") else sglang_python()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str, Any]]:
+    """The capture, and what its program says of it."""
+    folder = tmp_path_factory.mktemp("steps")
+    out, facts = folder / "steps.mtr", folder / "facts.json"
+    path = os.pathsep.join([str(ENVIRONMENT / "site"), str(ROOT)])
+    record = [sys.executable, "-m", "megatrace", "record", "--every", "1", "-o", out, "--"]
+    program = [python_with_torch(), "-m", "tests.muse.with_torch.record_steps", facts]
+    done = subprocess.run(
+        [*record, "env", f"PYTHONPATH={path}", *program],
+        cwd=ROOT,
+        env={**os.environ, "MEGATRACE_RUNTIME_DIR": str(folder / "runtime")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return decode(open_capture(out, strict=True)), json.loads(facts.read_text())
+
+
+@pytest.fixture(scope="module")
+def trace(recorded: tuple[Trace, dict[str, Any]]) -> Trace:
+    return recorded[0]
+
+
+@pytest.fixture(scope="module")
+def facts(recorded: tuple[Trace, dict[str, Any]]) -> dict[str, Any]:
+    return recorded[1]
+
+
+@pytest.fixture(scope="module")
+def records(trace: Trace) -> pd.DataFrame:
+    """With the running number of the launch that each belongs to."""
+    return trace.records.join(trace.launches[["launch"]], on="launch_row")
+
+
+def keys(records: pd.DataFrame, *columns: str) -> pd.Series[int]:
+    """How many records there are of each value of some columns."""
+    return records.groupby(list(columns), observed=True).size()
+
+
+def test_being_traced_changes_no_bit(facts: dict[str, Any]) -> None:
+    assert facts["traced"] == facts["plain"]
+    assert len(set(facts["plain"])) == 1
+
+
+def test_every_launch_of_every_warp_is_there_to_its_end(
+    trace: Trace, facts: dict[str, Any]
+) -> None:
+    launches = trace.launches
+    assert launches.complete.all()
+    assert (launches.lost_lines == 0).all()
+    rings = BLOCKS * len(ROLES)
+    expected = {step: count * rings for step, count in enumerate(facts["launches"], start=1)}
+    assert launches.groupby("step").size().to_dict() == expected
+
+
+def test_launches_are_called_what_they_run(trace: Trace) -> None:
+    by_step = trace.launches.groupby("step").kernel.unique()
+    assert set(by_step[FUSED]) == {"layer"}
+    assert set(by_step[TWIN]) == set(KERNELS) - {"layer"}
+
+
+@pytest.mark.parametrize("step", [FUSED, TWIN])
+def test_every_phase_is_a_span_in_each_role_that_takes_part(
+    records: pd.DataFrame, step: int
+) -> None:
+    spans = records[(records.kind == "span") & (records.step == step)]
+    assert (spans.dur_ns >= 0).all()
+    roles = {str(name): set(of.role) for name, of in spans.groupby("event", observed=True)}
+    assert set(roles) == set(PHASES)
+    for phase, found in roles.items():
+        assert found == ({"tensor"} if phase in TENSOR_ONLY else WORKERS), phase
+
+
+def test_both_forms_have_the_same_spans_and_hand_offs(records: pd.DataFrame) -> None:
+    lasting = records[records.kind.isin(["span", "publish", "prefetch"])]
+    fused, twin = (
+        keys(lasting[lasting.step == step], "event", "layer", "block", "warp")
+        for step in (FUSED, TWIN)
+    )
+    assert fused.to_dict() == twin.to_dict()
+
+
+def test_a_twins_span_lies_in_the_launch_of_its_name(records: pd.DataFrame) -> None:
+    spans = records[(records.kind == "span") & (records.step == TWIN)]
+    assert (spans.event.astype(str) == spans.kernel.astype(str)).all()
+
+
+def test_every_wait_for_a_hand_off_has_a_publish_that_ends_it(records: pd.DataFrame) -> None:
+    hand_offs = records[(records.step == FUSED) & ~records.edge.isin(PREFETCHES)]
+    place = ["launch", "edge", "slot"]
+    waited = keys(hand_offs[hand_offs.kind == "wait"], *place)
+    published = keys(hand_offs[hand_offs.kind == "publish"], *place)
+    assert len(waited) > 50
+    assert set(waited.index) <= set(published.index)
+    edges = set(hand_offs[hand_offs.kind == "wait"].edge)
+    assert edges == {event.edge for event in MUSE if event.kind is Kind.PUBLISH}
+
+
+def test_a_twin_waits_for_nothing_but_peers(records: pd.DataFrame) -> None:
+    """What the launch before has made is there."""
+    waits = records[(records.step == TWIN) & (records.kind == "wait")]
+    assert set(waits.edge) <= {"early_weights", "peer"}
+
+
+@pytest.mark.parametrize("step", [FUSED, TWIN])
+def test_every_early_stage_of_weights_has_its_first_use(records: pd.DataFrame, step: int) -> None:
+    early = records[(records.step == step) & (records.edge == "early_weights")]
+    place = ["launch", "block", "slot"]
+    asked, used = (keys(early[early.kind == kind], *place) for kind in ("prefetch", "wait"))
+    assert len(asked) > 100
+    assert asked.to_dict() == used.to_dict()
+
+
+def test_early_stages_are_asked_for_by_the_loader_and_used_by_the_warp_they_name(
+    records: pd.DataFrame,
+) -> None:
+    early = records[records.edge == "early_weights"]
+    assert set(early[early.kind == "prefetch"].role) == {"loader"}
+    uses = early[early.kind == "wait"]
+    assert (uses.slot % 8 == uses.warp).all()
+    phases = {PHASES[slot // 8] for slot in uses.slot}
+    assert phases == TENSOR_ONLY | {"experts_up", "experts_down"}
+
+
+def test_the_experts_counted_are_the_references(
+    records: pd.DataFrame, facts: dict[str, Any]
+) -> None:
+    counted = records[records.event == "distinct_experts"]
+    expected = [len(experts) for experts in facts["experts"]]
+    fused = counted[counted.step == FUSED]
+    assert fused.sort_values("layer").a0.tolist() == expected
+    twin = counted[counted.step == TWIN].groupby("layer").a0.unique()
+    assert [values.tolist() for values in twin] == [[count] for count in expected]
+
+
+def test_a_block_begins_with_experts_that_were_hit(
+    records: pd.DataFrame, facts: dict[str, Any]
+) -> None:
+    begun = records[records.event == "expert"]
+    for layer, experts in enumerate(facts["experts"]):
+        assert set(begun[begun.layer == layer].a0) <= set(experts)
+    assert begun.a1.between(1, 8).all()
