@@ -142,8 +142,7 @@ MEGATRACE_DEVICE uint32_t missing_producer(uint32_t missing, const Params& p, co
                                            uint32_t lane, uint32_t first) {
   const uint32_t bit = static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1;
   const uint32_t chunk = bit == kMergeVectors ? lane & 15 : 2 * bit + (lane >> 4);
-  const uint32_t item = ptx::opaque(m.item);  // or all this is computed before the first try
-  const uint32_t heads = ptx::opaque(p.shape.heads);
+  const uint32_t zero = zero_after(missing), item = m.item + zero, heads = p.shape.heads + zero;
   return attention_producer(p, item - quotient(item, heads) * heads, heads, first + chunk * m.team);
 }
 

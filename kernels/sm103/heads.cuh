@@ -17,6 +17,10 @@ MEGATRACE_DEVICE uint32_t quotient(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<float>(a) + 0.5f) * reciprocal(static_cast<float>(b)));
 }
 
+// Zero, for a small number: the compiler cannot know. What is computed with it stays where
+// `late` is known, instead of in front of the loop.
+MEGATRACE_DEVICE uint32_t zero_after(uint32_t late) { return ptx::opaque(late) >> 31; }
+
 // 1 / rms of the head, in every lane.
 MEGATRACE_DEVICE float head_rms_scale(float x, float y, float eps) {
   float squares = x * x + y * y;

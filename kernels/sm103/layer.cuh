@@ -13,43 +13,48 @@ namespace muse {
 // -- projections -----------------------------------------------------------------------
 
 template <class Span, class Wait, class Publish>
-MEGATRACE_DEVICE Dense projection(Phase phase, const char* weights, const uint32_t* in,
-                                  uint32_t* out, uint32_t n, uint32_t k, Span span, Wait wait,
-                                  Publish publish) {
-  return {phase,
-          weights,
-          in,
-          out,
-          n,
-          k,
-          0,
-          any<AnySpan>(span),
-          any<AnyWait>(wait),
-          any<AnyPublish>(publish)};
+MEGATRACE_DEVICE Dense projection(const Params& p, Phase phase, const char* weights,
+                                  const uint32_t* in, uint32_t* out, uint32_t n, uint32_t k,
+                                  Span span, Wait wait, Publish publish) {
+  Dense d;
+  d.phase = phase;
+  d.rows = p.shape.rows;
+  d.weights = weights;
+  d.in = in;
+  d.out = out;
+  d.n = n;
+  d.k = k;
+  d.in_heads = 0;
+  d.span = any<AnySpan>(span);
+  d.wait = any<AnyWait>(wait);
+  d.publish = any<AnyPublish>(publish);
+  return d;
 }
 
 MEGATRACE_DEVICE Dense o_proj(const Params& p) {
-  Dense d = projection(kOProj, p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden,
-                       p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
+  Dense d =
+      projection(p, kOProj, p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden,
+                 p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
   d.in_heads = p.shape.heads;
   return d;
 }
 MEGATRACE_DEVICE Dense router(const Params& p) {
-  return projection(kRouter, p.weights.router, p.handoff.x, p.handoff.router_part, p.shape.experts,
-                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  return projection(p, kRouter, p.weights.router, p.handoff.x, p.handoff.router_part,
+                    p.shape.experts, p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
 }
 MEGATRACE_DEVICE Dense pre_proj(const Params& p) {
-  return projection(kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows,
-                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  return projection(p, kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part,
+                    p.shape.pre_rows, p.shape.hidden, ev::router{}, ev::x_wait{},
+                    ev::router_part{});
 }
 MEGATRACE_DEVICE Dense post_proj(const Params& p) {
-  return projection(kPostProj, p.weights.post_proj, p.handoff.sum, p.handoff.post_part,
+  return projection(p, kPostProj, p.weights.post_proj, p.handoff.sum, p.handoff.post_part,
                     p.shape.post_rows, p.shape.expert_width, ev::post_proj{}, ev::expert_row_wait{},
                     ev::post_part{});
 }
 MEGATRACE_DEVICE Dense qkv(const Params& p) {
   const uint32_t width = 2 * (p.shape.heads + p.shape.kv_heads) * kHeadDim;
-  return projection(kQkv, p.weights.next_qkv, p.handoff.a, p.handoff.qkv_part, width,
+  return projection(p, kQkv, p.weights.next_qkv, p.handoff.a, p.handoff.qkv_part, width,
                     p.shape.hidden, ev::qkv{}, ev::a_wait{}, ev::qkv_part{});
 }
 
@@ -68,7 +73,20 @@ MEGATRACE_DEVICE Dense projection_of(const Params& p, uint32_t i) {
   }
 }
 
+// A projection of no rows, one tile a block: it runs the code and does nothing. A launch has time
+// for it while the one before ends, and finds the code in the instruction cache later.
+MEGATRACE_DEVICE Dense rehearsal(const Params& p) {
+  Dense d = projection(p, kPhases, nullptr, nullptr, nullptr, 16 * gridDim.x, kSlice,
+                       ev::rehearsal{}, ev::x_wait{}, ev::o_part{});
+  d.rows = 0;
+  return d;
+}
+
 MEGATRACE_DEVICE bool runs(const Params& p, Phase phase) { return p.phases >> phase & 1; }
+
+MEGATRACE_DEVICE bool projects(const Params& p) {
+  return runs(p, kOProj) || runs(p, kRouter) || runs(p, kPostProj) || runs(p, kQkv);
+}
 
 MEGATRACE_DEVICE bool needs_routing(const Params& p) {
   return runs(p, kExpertsUp) || runs(p, kExpertsDown) || runs(p, kExpertSum);
@@ -130,20 +148,23 @@ MEGATRACE_DEVICE void load_weights(T& t, const Params& p, Shared& s) {
 // -- the worker warps ------------------------------------------------------------------
 
 template <int NT, class T>
-MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, uint32_t i) {
-  const Dense d = projection_of(p, i);
-  if (!runs(p, d.phase)) return;
+MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d) {
   if (warp_id() < kTensorWarps) {
     auto span = t.span(d.span);
-    if (i == 1) dense<NT, Fp32Tile>(t, p, s, stages, router(p));
+    const bool rehearsed = d.phase == kPhases;
+    if (rehearsed || d.phase == kRouter)
+      dense<NT, Fp32Tile>(t, p, s, stages, rehearsed ? d : router(p));
     dense<NT, Bf16Tile>(t, p, s, stages, d);
-    t.publish(d.publish, blockIdx.x);
+    if (!rehearsed) t.publish(d.publish, blockIdx.x);
   }
   workers_sync();
 }
 
 template <class T>
 MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
+  ptx::dependency_wait();
+  t.after_dependency();
+  t.head();
   if (runs(p, kEmbed)) embed(t, p, s);
   if (runs(p, kAttention)) attention(t, p, s);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
@@ -166,19 +187,19 @@ MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& sta
   }
 }
 
-// What comes between projections, then the projection: in a loop, so that the second one finds the
-// code of the first in the instruction cache.
+// What comes between projections, then the projection: in a loop, so that all of them are the
+// same code. The first turn is the rehearsal.
 template <int NT, class Experts, class T>
 MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
   Stages stages(s);
-  t.head();
 #pragma unroll 1
-  for (uint32_t i = 0; i < kProjections; ++i) {
-    if (i == 0) attend(t, p, s);
-    if (i == 1 && runs(p, kAttnBoundary)) attn_boundary(t, p, s);
-    if (i == 2) feed_experts<Experts>(t, p, s, stages);
-    if (i == 3 && runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
-    project<NT>(t, p, s, stages, i);
+  for (uint32_t i = 0; i <= kProjections; ++i) {
+    if (i == 1) attend(t, p, s);
+    if (i == 2 && runs(p, kAttnBoundary)) attn_boundary(t, p, s);
+    if (i == 3) feed_experts<Experts>(t, p, s, stages);
+    if (i == 4 && runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
+    const Dense d = i == 0 ? rehearsal(p) : projection_of(p, i - 1);
+    if (i == 0 ? projects(p) : runs(p, d.phase)) project<NT>(t, p, s, stages, d);
   }
   if (runs(p, kQkvFinish)) qkv_finish(t, p, s);
 }
@@ -208,8 +229,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     load_weights<Experts>(t, p, s);
     t.end();
   } else {
-    ptx::dependency_wait();
-    t.after_dependency();
     work<NT, Experts>(t, p, s);
     t.end();
   }

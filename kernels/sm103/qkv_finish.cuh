@@ -25,30 +25,25 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& ite
 #pragma unroll 1
   for (uint32_t first = 0; first < count; first += kSlicesAtOnce) {
     uint2 v[kSlicesAtOnce] = {};
-    uint32_t slot = 0;
+    uint32_t slot = 0, missing = 0;
+    const auto load = [&] {
+      missing = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kSlicesAtOnce; ++i)
+        if (first + i < count)
+          v[i] =
+              ptx::load_pair(reinterpret_cast<const uint32_t*>(from + uint64_t{i} * slice_bytes));
+#pragma unroll
+      for (uint32_t i = 0; i < kSlicesAtOnce; ++i)
+        if (!filled(v[i].x) || !filled(v[i].y)) missing = i + 1;
+      return missing == 0;
+    };
     t.poll(ev::qkv_part_wait{}, slot, [&] {
-      return try_load(
-          slot,
-          [&] {
-            bool here = true;
-#pragma unroll
-            for (uint32_t i = 0; i < kSlicesAtOnce; ++i)
-              if (first + i < count)
-                v[i] = ptx::load_pair(
-                    reinterpret_cast<const uint32_t*>(from + uint64_t{first + i} * slice_bytes));
-#pragma unroll
-            for (uint32_t i = 0; i < kSlicesAtOnce; ++i)
-              here = here && filled(v[i].x) && filled(v[i].y);
-            return here;
-          },
-          [&] {
-            uint32_t missing = first;
-#pragma unroll
-            for (uint32_t i = 1; i < kSlicesAtOnce; ++i)
-              if (!filled(v[i].x) || !filled(v[i].y)) missing = first + i;
-            return dense_producer(p.shape.hidden, ptx::opaque(n), missing, column);
-          });
+      return try_load(slot, load, [&] {
+        return dense_producer(p.shape.hidden, n + zero_after(missing), first + missing - 1, column);
+      });
     });
+    from += uint64_t{kSlicesAtOnce} * slice_bytes;
 #pragma unroll
     for (uint32_t i = 0; i < kSlicesAtOnce; ++i) {
       sum.x += __uint_as_float(v[i].x);
@@ -78,7 +73,7 @@ MEGATRACE_DEVICE void store_qkv_head(const Params& p, const QkvItem& item, int32
       width = kv_heads;
     }
   }
-  reinterpret_cast<uint32_t*>(to)[(uint64_t{line} * width + head) * (kHeadDim / 2) + item.lane] =
+  reinterpret_cast<uint32_t*>(to)[uint64_t{line * width + head} * (kHeadDim / 2) + item.lane] =
       pair;
 }
 
