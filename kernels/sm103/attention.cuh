@@ -26,13 +26,16 @@ MEGATRACE_DEVICE uint64_t sum_words(float low, float high) {
 // pairs that lane j has of dims 16 k .. 16 k + 7 and of the eight after them.
 MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_t lane,
                                      uint32_t split, uint32_t head) {
+  float sum[2] = {a.sum[0], a.sum[1]};
+#pragma unroll
+  for (float& x : sum) {
+    x += ptx::shuffle_xor(x, 1);
+    x += ptx::shuffle_xor(x, 2);
+  }
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t row = (lane >> 2) + 8 * half, j = lane & 3;
     const uint32_t at = partial_index(p, split, row * p.shape.heads + head);
-    float sum = a.sum[half];
-    sum += ptx::shuffle_xor(sum, 1);
-    sum += ptx::shuffle_xor(sum, 2);
     if (row >= p.shape.rows) continue;
     uint4* to = reinterpret_cast<uint4*>(p.handoff.attn_out) + at * (kHeadDim / 4) + j;
 #pragma unroll
@@ -43,7 +46,7 @@ MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_
     }
     if (j == 0)
       ptx::store_relaxed(reinterpret_cast<uint64_t*>(p.handoff.attn_sum) + at,
-                         sum_words(a.maximum[half], sum));
+                         sum_words(a.maximum[half], sum[half]));
   }
 }
 

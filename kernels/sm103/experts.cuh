@@ -126,43 +126,31 @@ MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, const Routing& routing,
 // of a fragment lie in different banks.
 MEGATRACE_DEVICE uint32_t token_stride(uint32_t columns) { return columns * 2 + 16; }
 
-// The pair whose input is token `token` of the pass.
-MEGATRACE_DEVICE uint32_t pair_of(const Routing& routing, uint32_t tiles, const Pass& pass,
-                                  uint32_t token) {
-  uint32_t group = pass.unit / tiles;
-  while (token >= routing.group[group].tokens) token -= routing.group[group++].tokens;
-  return routing.group[group].pairs[token];
-}
-
-// The input of a (row, slot) pair, which others hand over.
-MEGATRACE_DEVICE const uint4* input_row(const Params& p, const ExpertMatrix& m, uint32_t pair) {
-  const bool down = m.phase == kExpertsDown;
-  const uint32_t* rows = down ? p.handoff.act : p.handoff.y;
-  const uint32_t row = down ? pair : pair / p.shape.top_k;
-  return reinterpret_cast<const uint4*>(rows) + size_t{row} * (m.columns / 8);
-}
-
-// The block that owes a column of it.
+// The block that owes a column of a (row, slot) pair's input.
 MEGATRACE_DEVICE uint32_t input_producer(const Params& p, const Routing& routing,
                                          const ExpertMatrix& m, uint32_t pair, uint32_t column) {
   if (m.phase == kExpertsDown) return expert_producer(routing, up_tiles(p), pair, column / 8);
   return row_owner(p, pair / p.shape.top_k);
 }
 
-// All workers bring the tokens of a pass into shared memory.
+// All workers bring the tokens of a pass, which others hand over, into shared memory.
 template <class Experts, class T>
 MEGATRACE_DEVICE void stage_tokens(T& t, const Params& p, Shared& s, const Routing& routing,
                                    const ExpertMatrix& m, const Pass& pass) {
   constexpr uint32_t kBatch = 2;  // loads in flight
-  const uint32_t vectors = m.columns / 8;
+  const uint32_t vectors = m.columns / 8, stride = token_stride(m.columns);
+  const uint4* const rows =
+      reinterpret_cast<const uint4*>(m.phase == kExpertsDown ? p.handoff.act : p.handoff.y);
+  uint32_t group = pass.unit / m.tiles, i = 0;
 #pragma unroll 1
-  for (uint32_t token = 0; token < pass.tokens; ++token) {
-    const uint32_t pair = pair_of(routing, m.tiles, pass, token);
-    const uint4* row = input_row(p, m, pair);
-    uint4* line = reinterpret_cast<uint4*>(s.work + token * token_stride(m.columns));
+  for (uint32_t token = 0; token < pass.tokens; ++token, ++i) {
+    if (i == routing.group[group].tokens) ++group, i = 0;
+    const uint32_t pair = routing.group[group].pairs[i];
+    const uint32_t row = m.phase == kExpertsDown ? pair : routing.group[group].rows[i];
+    const uint4* const in = rows + row * vectors;
+    char* const line = s.work + token * stride;
 #pragma unroll 1
-    for (uint32_t base = warp_id() * 32; base < vectors; base += kWorkers * kBatch) {
-      const uint32_t first = base + ptx::lane_id();
+    for (uint32_t base = threadIdx.x; base < ((vectors + 31) & ~31u); base += kWorkers * kBatch) {
       uint4 words[kBatch];
       uint32_t slot = 0, missing = 0;
       t.poll(m.wait, slot, [&] {
@@ -172,10 +160,10 @@ MEGATRACE_DEVICE void stage_tokens(T& t, const Params& p, Shared& s, const Routi
               bool here = true;
 #pragma unroll
               for (uint32_t k = 0; k < kBatch; ++k) {
-                const uint32_t i = first + k * kWorkers;
+                const uint32_t v = base + k * kWorkers;
                 words[k] = make_uint4(0, 0, 0, 0);
-                if (i < vectors) words[k] = ptx::load_relaxed(row + i);
-                if (!filled(words[k])) here = false, missing = i;
+                if (v < vectors) words[k] = ptx::load_relaxed(in + v);
+                if (!filled(words[k])) here = false, missing = v;
               }
               return here;
             },
@@ -183,10 +171,12 @@ MEGATRACE_DEVICE void stage_tokens(T& t, const Params& p, Shared& s, const Routi
       });
 #pragma unroll
       for (uint32_t k = 0; k < kBatch; ++k) {
-        const uint4 v = words[k];
-        if (first + k * kWorkers < vectors)
-          line[first + k * kWorkers] = make_uint4(Experts::operand(v.x), Experts::operand(v.y),
-                                                  Experts::operand(v.z), Experts::operand(v.w));
+        const uint32_t v = base + k * kWorkers;
+        const uint4 w = words[k];
+        if (v < vectors)
+          *reinterpret_cast<uint4*>(line + v * 16) =
+              make_uint4(Experts::operand(w.x), Experts::operand(w.y), Experts::operand(w.z),
+                         Experts::operand(w.w));
       }
     }
   }

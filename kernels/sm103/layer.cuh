@@ -73,20 +73,7 @@ MEGATRACE_DEVICE Dense projection_of(const Params& p, uint32_t i) {
   }
 }
 
-// A projection of no rows, one tile a block: it runs the code and does nothing. A launch has time
-// for it while the one before ends, and finds the code in the instruction cache later.
-MEGATRACE_DEVICE Dense rehearsal(const Params& p) {
-  Dense d = projection(p, kPhases, nullptr, nullptr, nullptr, 16 * gridDim.x, kSlice,
-                       ev::rehearsal{}, ev::x_wait{}, ev::o_part{});
-  d.rows = 0;
-  return d;
-}
-
 MEGATRACE_DEVICE bool runs(const Params& p, Phase phase) { return p.phases >> phase & 1; }
-
-MEGATRACE_DEVICE bool projects(const Params& p) {
-  return runs(p, kOProj) || runs(p, kRouter) || runs(p, kPostProj) || runs(p, kQkv);
-}
 
 MEGATRACE_DEVICE bool needs_routing(const Params& p) {
   return runs(p, kExpertsUp) || runs(p, kExpertsDown) || runs(p, kExpertSum);
@@ -151,11 +138,9 @@ template <int NT, class T>
 MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d) {
   if (warp_id() < kTensorWarps) {
     auto span = t.span(d.span);
-    const bool rehearsed = d.phase == kPhases;
-    if (rehearsed || d.phase == kRouter)
-      dense<NT, Fp32Tile>(t, p, s, stages, rehearsed ? d : router(p));
+    if (d.phase == kRouter) dense<NT, Fp32Tile>(t, p, s, stages, router(p));
     dense<NT, Bf16Tile>(t, p, s, stages, d);
-    if (!rehearsed) t.publish(d.publish, blockIdx.x);
+    t.publish(d.publish, blockIdx.x);
   }
   workers_sync();
 }
@@ -188,18 +173,18 @@ MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& sta
 }
 
 // What comes between projections, then the projection: in a loop, so that all of them are the
-// same code. The first turn is the rehearsal.
+// same code. Code that a launch runs once costs about twenty cycles an instruction to fetch.
 template <int NT, class Experts, class T>
 MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
   Stages stages(s);
 #pragma unroll 1
-  for (uint32_t i = 0; i <= kProjections; ++i) {
-    if (i == 1) attend(t, p, s);
-    if (i == 2 && runs(p, kAttnBoundary)) attn_boundary(t, p, s);
-    if (i == 3) feed_experts<Experts>(t, p, s, stages);
-    if (i == 4 && runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
-    const Dense d = i == 0 ? rehearsal(p) : projection_of(p, i - 1);
-    if (i == 0 ? projects(p) : runs(p, d.phase)) project<NT>(t, p, s, stages, d);
+  for (uint32_t i = 0; i < kProjections; ++i) {
+    if (i == 0) attend(t, p, s);
+    if (i == 1 && runs(p, kAttnBoundary)) attn_boundary(t, p, s);
+    if (i == 2) feed_experts<Experts>(t, p, s, stages);
+    if (i == 3 && runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
+    const Dense d = projection_of(p, i);
+    if (runs(p, d.phase)) project<NT>(t, p, s, stages, d);
   }
   if (runs(p, kQkvFinish)) qkv_finish(t, p, s);
 }

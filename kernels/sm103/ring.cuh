@@ -23,11 +23,10 @@ class Stages {
     first_ = true;
   }
 
-  // Waits for the next stage of the phase. In a rehearsal no stage is waited for or used up.
+  // Waits for the next stage of the phase.
   template <class T>
   MEGATRACE_DEVICE const char* next(T& t) {
     const uint32_t stage = count_ % kStages, parity = (count_ / kStages) & 1;
-    if (phase_ == kPhases) return s_.work + kWorkBytes / 2;
     stalled_ = t.wait_later(ev::weights{}, &s_.full[warp_][stage], parity);
     return s_.ring[warp_][stage];
   }
@@ -37,7 +36,6 @@ class Stages {
   template <class T>
   MEGATRACE_DEVICE void release(T& t) {
     ptx::syncwarp();
-    if (phase_ == kPhases) return;
     if (ptx::lane_id() == 0) ptx::mbar_arrive(&s_.empty[warp_][count_ % kStages]);
     ++count_;
     if (first_)

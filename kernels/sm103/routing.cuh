@@ -82,7 +82,9 @@ MEGATRACE_DEVICE void make_routing(T& t, const Params& p, Shared& s) {
         Group& g = s.routing.group[group + seen / kTokens];
         g.expert = static_cast<uint16_t>(expert);
         g.tokens = static_cast<uint16_t>(min(tokens - seen / kTokens * kTokens, kTokens));
-        g.pairs[seen % kTokens] = static_cast<uint8_t>(first + __ffs(static_cast<int>(mask)) - 1);
+        const uint32_t pair = first + static_cast<uint32_t>(__ffs(static_cast<int>(mask))) - 1;
+        g.pairs[seen % kTokens] = static_cast<uint8_t>(pair);
+        g.rows[seen % kTokens] = static_cast<uint8_t>(pair / p.shape.top_k);
       }
     ptx::syncwarp();
     experts += __popc(ptx::ballot(tokens != 0));

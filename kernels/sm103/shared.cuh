@@ -30,6 +30,7 @@ struct Group {
   uint16_t expert;  // local
   uint16_t tokens;
   uint8_t pairs[kTokens];  // row * top_k + slot
+  uint8_t rows[kTokens];
 };
 
 struct Routing {

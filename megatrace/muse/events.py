@@ -81,13 +81,6 @@ def _events() -> tuple[Event, ...]:
             edge="early_weights",
         ),
         Event(
-            58,
-            "rehearsal",
-            Kind.SPAN,
-            "A projection of nothing, so that the code of projections is in the cache.",
-            category="phase",
-        ),
-        Event(
             52,
             "routing_table",
             Kind.STALL,
