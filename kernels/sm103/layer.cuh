@@ -180,9 +180,9 @@ MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
 #pragma unroll 1
   for (uint32_t i = 0; i < kProjections; ++i) {
     if (i == 0) attend(t, p, s);
-    if (i == 1 && runs(p, kAttnBoundary)) attn_boundary(t, p, s);
     if (i == 2) feed_experts<Experts>(t, p, s, stages);
-    if (i == 3 && runs(p, kFfnBoundary)) ffn_boundary(t, p, s);
+    if ((i == 1 && runs(p, kAttnBoundary)) || (i == 3 && runs(p, kFfnBoundary)))
+      boundary(t, p, s, i == 3);
     const Dense d = projection_of(p, i);
     if (runs(p, d.phase)) project<NT>(t, p, s, stages, d);
   }

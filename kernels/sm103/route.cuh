@@ -18,6 +18,13 @@ MEGATRACE_DEVICE uint32_t order_key(float v) {
   return max(bits & 0x80000000u ? ~bits : bits | 0x80000000u, 1u);
 }
 
+// To the last bit or two, in few instructions.
+MEGATRACE_DEVICE float sigmoid(float v) {
+  const float sum = 1.f + expf(v < -80.f ? 80.f : -v);
+  const float part = reciprocal(sum);
+  return part * (2.f - sum * part);
+}
+
 // The experts of a lane, in ascending order.
 MEGATRACE_DEVICE uint32_t lane_expert(uint32_t i) {
   return (i / 4 * 32 + ptx::lane_id()) * 4 + i % 4;
@@ -55,10 +62,10 @@ MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint3
   float4* vector = reinterpret_cast<float4*>(chance) + lane;
   vector[0] = logit[0];
   vector[32] = logit[1];
-#pragma unroll 2
-  for (uint32_t i = 0; i < 8; ++i) {
-    float& v = chance[lane_expert(i)];
-    v = 1.f / (1.f + expf(v * -p.shape.output_multiplier));
+#pragma unroll 1
+  for (uint32_t i = 0; i < 64; i += 32) {
+    const float4 x = vector[i] * p.shape.output_multiplier;
+    vector[i] = make_float4(sigmoid(x.x), sigmoid(x.y), sigmoid(x.z), sigmoid(x.w));
   }
   uint32_t key[8];
 #pragma unroll
@@ -233,11 +240,14 @@ MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, uint32_t 
   uint32_t weight = 0;
   if (local >> lane & 1) weight = ptx::load_relaxed(p.handoff.weights + row * p.shape.top_k + lane);
   float4 gain[kSumVectors], sum[kSumVectors];
+  uint32_t
+      at[kSumVectors];  // without a branch a vector: what there is not is read of another, times 0
 #pragma unroll
   for (uint32_t i = 0; i < kSumVectors; ++i) {
-    gain[i] = sum[i] = zeros();
-    if (mine.has(i))
-      gain[i] = values(vectors_of(p.weights.post_expert_gain)[mine.first + i * kWorkers]);
+    at[i] = mine.has(i) ? mine.first + i * kWorkers : mine.has(0) ? mine.first : 0;
+    gain[i] = values(vectors_of(p.weights.post_expert_gain)[at[i]]);
+    if (!mine.has(i)) gain[i] = zeros();
+    sum[i] = zeros();
   }
   stage_down(t, p, s, local, work, row, mine);
 #pragma unroll 1
@@ -246,9 +256,8 @@ MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, uint32_t 
     float square = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kSumVectors; ++i)
-      if (mine.has(i))
-        square += squares(values(work.words[slot * vectors + mine.first + i * kWorkers]) * gain[i]);
-    square = warp_sum(square);
+      square += squares(values(work.words[slot * vectors + at[i]]) * gain[i]);
+    square = warp_sum(mine.has(0) ? square : 0.f);
     if (lane == 0) work.squares[slot * kSumWarps + warp_id()] = square;
   }
   workers_sync();
@@ -259,8 +268,7 @@ MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, uint32_t 
     const float scale = ptx::shuffle(scales, slot);
 #pragma unroll
     for (uint32_t i = 0; i < kSumVectors; ++i)
-      if (mine.has(i))
-        sum[i] = sum[i] + values(work.words[slot * vectors + mine.first + i * kWorkers]) * scale;
+      sum[i] = sum[i] + values(work.words[slot * vectors + at[i]]) * scale;
   }
   uint2 words[kSumVectors];
 #pragma unroll

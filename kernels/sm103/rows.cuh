@@ -206,13 +206,5 @@ MEGATRACE_DEVICE void boundary(T& t, const Params& p, Shared& s, bool experts) {
     workers_sync();
   });
 }
-template <class T>
-MEGATRACE_DEVICE void attn_boundary(T& t, const Params& p, Shared& s) {
-  boundary(t, p, s, false);
-}
-template <class T>
-MEGATRACE_DEVICE void ffn_boundary(T& t, const Params& p, Shared& s) {
-  boundary(t, p, s, true);
-}
 
 }  // namespace muse

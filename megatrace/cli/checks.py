@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from megatrace.cli.console import size_text
 from megatrace.errors import MegatraceError
+from megatrace.tui.numbers import size_text
 
 SHM = Path("/dev/shm")
 SHM_WANTED_BYTES = 2 << 30

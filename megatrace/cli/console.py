@@ -89,15 +89,5 @@ def warn_incomplete(capture: Capture) -> None:
         talk.warn(f"{capture.path} is incomplete: {reason}")
 
 
-def size_text(size_bytes: float) -> str:
-    """``48 MB``, ``1.2 GB``: powers of a thousand."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size_bytes < 999.5:
-            break
-        size_bytes, unit = size_bytes / 1000, larger
-    return f"{size_bytes:.3g} {unit}"
-
-
 def _is_number(cell: str) -> bool:
     return cell[:1].isdigit() or cell in ("", "-")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megatrace.cli.console import print_json, print_table, size_text
+from megatrace.cli.console import print_json, print_table
 from megatrace.errors import ExitCode
+from megatrace.tui.numbers import size_text
 
 if TYPE_CHECKING:
     from megatrace.capture.reader import Capture

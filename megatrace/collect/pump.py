@@ -9,6 +9,7 @@ from pathlib import Path
 
 from megatrace.collect.burst import Burst
 from megatrace.collect.clocks import HostClocks
+from megatrace.collect.observe import Budget
 from megatrace.collect.sink import Sink
 from megatrace.collect.source import Source
 from megatrace.collect.steering import Steering
@@ -56,6 +57,7 @@ class Pump:
         self.refused: dict[str, str] = {}
         self.clocks = HostClocks()
         self.burst: Burst | None = None
+        self._budget = Budget()
         self._first_seen_s: dict[Path, float] = {}
         self._known: set[Path] = set()
 
@@ -66,7 +68,7 @@ class Pump:
             if path in self._known:
                 continue
             try:
-                source = Source.open(path, control=self._steering is not None)
+                source = Source.open(path, control=self._steering is not None, budget=self._budget)
             except (SessionError, CaptureError) as error:
                 now = time.monotonic()
                 if now - self._first_seen_s.setdefault(path, now) >= patience_s:

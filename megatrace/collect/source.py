@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.collect.credit import Credit
-from megatrace.collect.observe import Observer
+from megatrace.collect.observe import Budget, Observer
 from megatrace.collect.served import Served
 from megatrace.ring.drain import Drained, LineReader, LineStats
 from megatrace.ring.file import RingFile
@@ -47,8 +47,11 @@ class Source:
         ended: its owner has gone and everything was taken.
     """
 
-    def __init__(self, ring: RingFile) -> None:
-        """Read ``ring`` from its first line on; it is closed with this source."""
+    def __init__(self, ring: RingFile, budget: Budget | None = None) -> None:
+        """Read ``ring`` from its first line on; it is closed with this source.
+
+        ``budget`` is what all observers of a recorder share.
+        """
         self.ring = ring
         self.name = ring.path.name.removesuffix(".ring")
         self.rank = ring.rank
@@ -57,7 +60,7 @@ class Source:
         self.facts: dict[str, dict[str, Any]] = {}
         self.ended = False
         self.credit = Credit(int(ring.header["lines"]))
-        self.observer = Observer.of(ring, self.roles)
+        self.observer = Observer.of(ring, self.roles, budget)
         self.served = Served()
         self._lines = LineReader(ring)
         self._counters = CounterReader(ring)
@@ -65,12 +68,12 @@ class Source:
         self._assembler = FactAssembler()
 
     @classmethod
-    def open(cls, path: Path, *, control: bool = True) -> Source:
+    def open(cls, path: Path, *, control: bool = True, budget: Budget | None = None) -> Source:
         """Attach to ``path``, its control page writable on request.
 
         Raises RingError and SchemaMismatch.
         """
-        return cls(RingFile.attach(path, writable_control=control))
+        return cls(RingFile.attach(path, writable_control=control), budget)
 
     @property
     def traced(self) -> bool:

@@ -146,8 +146,8 @@ def handoff_shapes(s: Shape) -> dict[str, tuple[int, ...]]:
     rows, hidden, width = s.rows, s.hidden, s.expert_width
     columns, pairs = s.heads * HEAD_DIM, s.rows * s.top_k
     return {
-        "attn_out": (s.max_splits, s.heads, rows, HEAD_DIM),
-        "attn_sum": (s.max_splits, s.heads, rows, 2),
+        "attn_out": (s.max_splits, rows, s.heads, HEAD_DIM),
+        "attn_sum": (s.max_splits, rows, s.heads, 2),
         "heads": (rows, columns // 2),
         "o_part": (slices(columns), rows, hidden),
         "x": (rows, hidden // 2),

@@ -147,7 +147,7 @@ def test_counters_alone_give_shares_of_stall_time_by_block(tmp_path: Path) -> No
 
 def test_another_session_is_chosen_by_name(tmp_path: Path) -> None:
     async def steps(pilot: App) -> None:
-        await shows(pilot, "● live", "33 %")
+        await shows(pilot, "● live", "33 %", "1 more: n")
         newest = main(pilot).source.name
         other = next(s for s in list_sessions() if s.name != newest)
         await pilot.press("n", "down", "enter")

@@ -1,0 +1,1 @@
+"""The terminal monitor: sources, what they show, and the screens that show it."""

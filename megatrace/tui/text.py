@@ -1,0 +1,170 @@
+"""The overview without a terminal: plain tables, or one JSON object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from megatrace.tui.model import CLASSES, Frame, Row, Status, layer_rows, role_rows
+from megatrace.tui.numbers import (
+    clock_text,
+    late_text,
+    number,
+    percent,
+    size_text,
+    time_text,
+    unit_text,
+)
+
+_BAR = 20
+_GLYPHS = "#=%@."
+
+
+def facts_of(status: Status) -> list[tuple[str, str]]:
+    """What stands above every table: texts, and the name of the style of each."""
+    parts: list[tuple[str, str]] = []
+    if status.device:
+        parts.append((status.device, "warn" if "cpu" in status.device else ""))
+    if status.ranks:
+        alive = sum(rank.alive for rank in status.ranks)
+        many = len(status.ranks)
+        noun = "rank" if many == 1 else "ranks"
+        parts.append((f"{alive}/{many} {noun}" if alive < many else f"{many} {noun}", ""))
+    if status.steps_per_s is not None:
+        parts.append((f"{number(status.steps_per_s)} steps/s", "strong"))
+    if status.tokens_per_s:
+        parts.append((f"{number(status.tokens_per_s)} tok/s", "strong"))
+    if status.accept_length is not None:
+        parts.append((f"accept {status.accept_length:.2f}", ""))
+    parts += [(text, "") for text in (status.level, status.sampling) if text]
+    if status.loss:
+        parts.append((status.loss, "bad" if status.lossy else "good"))
+    if status.ranks:
+        parts.append((f"clock {clock_text(status.clock_error_ns)}", ""))
+    if status.file_bytes:
+        parts.append((size_text(status.file_bytes), "dim"))
+    if status.span:
+        parts.append((status.span, "dim"))
+    return parts
+
+
+def to_text(status: Status, frame: Frame | None) -> str:
+    """The whole overview as it would stand on a screen, in at most 100 columns."""
+    lines = [f"{status.title}: {status.state}{', ' * bool(status.text)}{status.text}"]
+    facts = " · ".join(text for text, _ in facts_of(status))
+    lines += [facts] if facts else []
+    lines += [f"note: {note}" for note in status.notes]
+    if frame is not None:
+        rows = layer_rows(frame, None)
+        lines += ["", *_table(rows, "layer", frame, timed=status.timed)] if rows else []
+        if rows:
+            lines += ["", *_table(role_rows(frame, None, None), "role", frame, timed=False)]
+            of = "of stall time" if frame.counted else "of warp time"
+            legend = "  ".join(f"{g} {c}" for g, c in zip(_GLYPHS, CLASSES, strict=True))
+            lines += [f"shares are {of}; bars: {legend}"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Row], first: str, frame: Frame, *, timed: bool) -> list[str]:
+    unit = unit_text(frame.unit)
+    layers = first == "layer"
+    head = [first, f"{unit}/launch"]
+    head += ["share"] if layers else []
+    head += ["bar", *CLASSES[:-1], f"sync {unit}"]
+    head += ["late"] if layers else []
+    body = []
+    for row in rows:
+        cells = [row.label, time_text(row.time, frame.unit)]
+        cells += [percent(row.share)] if layers else []
+        cells += [_bar(row.bar), *(percent(s) if s >= 0.0005 else "" for s in row.bar[:-1])]
+        cells += [time_text(row.sync, frame.unit)]
+        if layers:
+            late = late_text(row.late, row.uses, row.unseen, whole=frame.whole_uses)
+            cells += [late if timed else "cpu" * bool(row.uses)]
+        body.append(cells)
+    widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
+    left = {0, head.index("bar")}
+    return [
+        "  ".join(
+            cell.ljust(widths[i]) if i in left else cell.rjust(widths[i])
+            for i, cell in enumerate(row)
+        ).rstrip()
+        for row in [head, *body]
+    ]
+
+
+def _bar(bar: Sequence[float]) -> str:
+    text, edge = "", 0.0
+    for glyph, share in zip(_GLYPHS, bar, strict=True):
+        edge += share * _BAR
+        text += glyph * (round(edge) - len(text))
+    return text
+
+
+def to_dict(status: Status, frame: Frame | None) -> dict[str, object]:
+    """The overview as JSON has it; times in ns, or in cycles where ``unit`` says so."""
+    body: dict[str, object] = {
+        "title": status.title,
+        "state": status.state,
+        "text": status.text,
+        "device": status.device,
+        "timed": status.timed,
+        "steps_per_s": status.steps_per_s,
+        "tokens_per_s": status.tokens_per_s,
+        "accept_length": status.accept_length,
+        "level": status.level,
+        "sampling": status.sampling,
+        "loss": status.loss,
+        "clock_error_ns": status.clock_error_ns,
+        "file_bytes": status.file_bytes,
+        "span": status.span,
+        "notes": list(status.notes),
+        "asked": dict(status.asked),
+        "ranks": [
+            {name: getattr(rank, name) for name in rank.__dataclass_fields__}
+            for rank in status.ranks
+        ],
+    }
+    if frame is not None:
+        body["unit"] = frame.unit
+        body["stalls_of"] = "counters" if frame.counted else "timelines"
+        body["layers"] = [_row_dict(row, frame, None) for row in layer_rows(frame, None)]
+        body["roles"] = [
+            {"role": row.label, **_shares(row)} for row in role_rows(frame, None, None)
+        ]
+        body["layers_by_rank"] = {
+            str(rank): [_row_dict(row, frame, rank) for row in layer_rows(frame, rank)]
+            for rank in frame.ranks
+        }
+    return {key: _plain(value) for key, value in body.items()}
+
+
+def _row_dict(row: Row, frame: Frame, rank: int | None) -> dict[str, object]:
+    kernel, layer = frame.layers[row.key]
+    return {
+        "kernel": kernel,
+        "layer": layer,
+        "time": row.time,
+        "share": row.share,
+        **_shares(row),
+        "sync": row.sync,
+        "prefetches" if frame.whole_uses else "first_uses": row.uses,
+        "late": row.late,
+        "late_time": row.late_time,
+        "unseen": row.unseen,
+    }
+
+
+def _shares(row: Row) -> dict[str, object]:
+    names = [name.replace(" ", "_") for name in CLASSES]
+    return dict(zip(names, row.bar, strict=True))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
