@@ -275,6 +275,16 @@ MEGATRACE_DEVICE void multiply_pass(T& t, const Params& p, Shared& s, Stages& st
   }
 }
 
+// Says which experts a pass is about.
+template <class T>
+MEGATRACE_DEVICE void name_experts(T& t, const Routing& routing, const ExpertMatrix& m,
+                                   const Pass& pass) {
+  uint32_t group = pass.unit / m.tiles;
+#pragma unroll 1
+  for (uint32_t unit = pass.unit; unit < pass.end; unit = ++group * m.tiles)
+    t.instant(ev::expert{}, routing.group[group].expert, routing.group[group].tokens);
+}
+
 // -- the phases, up and down -----------------------------------------------------------
 
 template <class Experts, class T>
@@ -287,8 +297,7 @@ MEGATRACE_DEVICE void run_experts(T& t, const Params& p, Shared& s, Stages& stag
   Pass pass;
 #pragma unroll 1
   while (passes.next(pass)) {
-    const Group& group = r.group[pass.unit / m.tiles];
-    if (warp_id() == 0) t.instant(ev::expert{}, group.expert, group.tokens);
+    if (warp_id() == 0) name_experts(t, r, m, pass);
     stage_tokens<Experts>(t, p, s, r, m, pass);
     workers_sync();
     if (warp_id() < kTensorWarps) multiply_pass<Experts>(t, p, s, stages, r, m, pass);

@@ -223,7 +223,9 @@ MEGATRACE_DEVICE void multiply(float (&sum)[NT][4], const Operand<NT>& x, const 
   const float4* a = reinterpret_cast<const float4*>(tile) + ptx::lane_id();
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
-    float4 low = a[step * 64], high = a[step * 64 + 32];
+    // Opaque, or the weights of all steps are asked for at once and fill the registers.
+    const uint32_t at = ptx::opaque(step * 64);
+    float4 low = a[at], high = a[at + 32];
 #pragma unroll
     for (int part = 0; part < 3; ++part) {
       const uint32_t a0 = take_part(low.x, low.y), a1 = take_part(low.z, low.w);

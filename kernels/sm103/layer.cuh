@@ -135,10 +135,12 @@ MEGATRACE_DEVICE void load_weights(T& t, const Params& p, Shared& s) {
 // -- the worker warps ------------------------------------------------------------------
 
 template <int NT, class T>
-MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d) {
+MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, uint32_t i) {
   if (warp_id() < kTensorWarps) {
-    auto span = t.span(d.span);
-    if (d.phase == kRouter) dense<NT, Fp32Tile>(t, p, s, stages, router(p));
+    auto span = t.span(projection_of(p, i).span);
+    if (i == 1) dense<NT, Fp32Tile>(t, p, s, stages, router(p));
+    // Opaque: nothing of it need be kept while the router runs.
+    const Dense d = projection_of(p, ptx::opaque(i));
     dense<NT, Bf16Tile>(t, p, s, stages, d);
     t.publish(d.publish, blockIdx.x);
   }
@@ -183,8 +185,7 @@ MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
     if (i == 2) feed_experts<Experts>(t, p, s, stages);
     if ((i == 1 && runs(p, kAttnBoundary)) || (i == 3 && runs(p, kFfnBoundary)))
       boundary(t, p, s, i == 3);
-    const Dense d = projection_of(p, i);
-    if (runs(p, d.phase)) project<NT>(t, p, s, stages, d);
+    if (runs(p, projection_of(p, i).phase)) project<NT>(t, p, s, stages, i);
   }
   if (runs(p, kQkvFinish)) qkv_finish(t, p, s);
 }

@@ -131,6 +131,7 @@ struct Params {
   uint16_t* q;                // [rows][heads * 64] bf16, normed and rotated
   uint16_t* gate;             // [rows][heads * 64] bf16
   uint16_t* tap;              // [rows][tap_stride] bf16(stream) after this layer, or null
+  uint32_t* routes;           // [rows][top_k] experts of this layer, for whoever counts, or null
   const int32_t* context;     // one word: keys in the cache before the first row of this step
   const int32_t* tokens;      // [rows], for kEmbed
   const uint16_t* embedding;  // [vocabulary][H] bf16, for kEmbed

@@ -57,8 +57,9 @@ MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint3
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
     bias[i] = mine.has(i) ? vectors_of(p.weights.router_bias)[lane + i * 32] : zeros();
-  sum_slices<4>(t, ev::router_part_wait{}, p, row, mine, p.handoff.router_part, p.shape.hidden,
-                experts, logit);
+  sum_slices<4, OneWarp>(
+      t, ev::router_part_wait{}, p, row,
+      [&] { return Parts{p.handoff.router_part, p.shape.hidden, p.shape.experts}; }, logit);
   float4* vector = reinterpret_cast<float4*>(chance) + lane;
   vector[0] = logit[0];
   vector[32] = logit[1];
@@ -76,7 +77,10 @@ MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint3
     for (uint32_t j = 0; j < 4; ++j) key[i * 4 + j] = mine.has(i) ? order_key(each[j]) : 0;
   }
   const uint32_t id = top_experts(key, top_k);
-  if (lane < top_k) put(p.handoff.ids + row * top_k + lane, id);
+  if (lane < top_k) {
+    put(p.handoff.ids + row * top_k + lane, id);
+    if (p.routes != nullptr) p.routes[row * top_k + lane] = id;
+  }
   ptx::syncwarp();
   const float weight = lane < top_k ? chance[id] : 0.f;
   const float sum = warp_sum(weight);
@@ -104,10 +108,11 @@ MEGATRACE_DEVICE void expert_input(T& t, const Params& p, Shared& s, uint32_t ro
   for (uint32_t i = 0; i < kInputVectors; ++i)
     gain[i] = mine.has(i) ? vectors_of(p.weights.pre_expert_gain)[mine.first + i * mine.kSize]
                           : make_uint2(0, 0);
-  const uint32_t n = p.shape.pre_rows;
-  sum_slices<2>(t, ev::router_part_wait{}, p, row, Mine<TensorTeam>(n / 4), p.handoff.pre_part,
-                p.shape.hidden, n, words);
-  if (n < columns) gather_ranks<TensorTeam>(t, p, p.pre_gather, kPreGather, row, n / 4, words);
+  sum_slices<2, TensorTeam>(
+      t, ev::router_part_wait{}, p, row,
+      [&] { return Parts{p.handoff.pre_part, p.shape.hidden, p.shape.pre_rows}; }, words);
+  if (p.shape.pre_rows < columns)
+    gather_ranks<TensorTeam>(t, p, p.pre_gather, kPreGather, row, p.shape.pre_rows / 4, words);
   float4 x[kInputVectors];
 #pragma unroll
   for (uint32_t i = 0; i < kInputVectors; ++i) x[i] = values(words[i]);
@@ -240,8 +245,8 @@ MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, uint32_t 
   uint32_t weight = 0;
   if (local >> lane & 1) weight = ptx::load_relaxed(p.handoff.weights + row * p.shape.top_k + lane);
   float4 gain[kSumVectors], sum[kSumVectors];
-  uint32_t
-      at[kSumVectors];  // without a branch a vector: what there is not is read of another, times 0
+  // Without a branch a vector: what a thread does not have is read of another, times 0.
+  uint32_t at[kSumVectors];
 #pragma unroll
   for (uint32_t i = 0; i < kSumVectors; ++i) {
     at[i] = mine.has(i) ? mine.first + i * kWorkers : mine.has(0) ? mine.first : 0;

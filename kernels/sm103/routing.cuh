@@ -6,6 +6,8 @@
 
 namespace muse {
 
+constexpr uint32_t kNobody = 1u << 31;  // an expert that no id less the first one is
+
 // All ids of the step, as local experts (others wrap around to something large), in s.ids.
 template <class T>
 MEGATRACE_DEVICE void gather_ids(T& t, const Params& p, Shared& s) {
@@ -67,7 +69,7 @@ MEGATRACE_DEVICE void make_routing(T& t, const Params& p, Shared& s) {
   uint32_t groups = 0, experts = 0;
 #pragma unroll 1
   for (uint32_t base = 0; base < p.shape.local_experts; base += 32) {
-    const uint32_t expert = base + lane < p.shape.local_experts ? base + lane : kEmpty - 1;
+    const uint32_t expert = base + lane < p.shape.local_experts ? base + lane : kNobody;
     uint32_t tokens = 0;
 #pragma unroll 1
     for (uint32_t first = 0; first < pairs; first += 32)

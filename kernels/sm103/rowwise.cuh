@@ -137,7 +137,7 @@ MEGATRACE_DEVICE float squares(const float4 (&row)[kMost]) {
 // Calls `body(row)` for every row of this block: where row_owner() says so, without a division.
 template <class Body>
 MEGATRACE_DEVICE void for_rows(const Params& p, Body&& body) {
-  const uint32_t rows = p.shape.rows, row = ptx::lane_id();
+  const uint32_t rows = p.shape.rows, row = ptx::opaque(threadIdx.x) & 31;
   uint32_t mine = ptx::ballot(row < rows && row * gridDim.x - blockIdx.x * rows < rows);
 #pragma unroll 1
   for (; mine != 0; mine &= mine - 1)
@@ -244,28 +244,38 @@ MEGATRACE_DEVICE void sum_rows(T& t, Wait wait, const Mine<Team>& mine, uint32_t
   }
 }
 
-// A row of a projection [slices(k)][rows][n], summed over its slices, and rounded where words are asked for.
-template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait>
-MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row,
-                                 const Mine<Team>& mine, const uint32_t* parts, uint32_t k,
-                                 uint32_t n, float4 (&sum)[kMost]) {
-  const uint32_t first = row * (n / 4) + mine.first, slice = p.shape.rows * (n / 4);
+// What a projection from k to n columns hands over: [slices(k)][rows][n] fp32.
+struct Parts {
+  const uint32_t* words;
+  uint32_t k, n;
+};
+
+// A row of a projection, summed over its slices; rounded where words are asked for. `of()` says of
+// which one, once more where a part is missing: no register holds it.
+template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait, class Of>
+MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row, Of&& of,
+                                 float4 (&sum)[kMost]) {
+  const Parts parts = of();
+  const Mine<Team> mine(parts.n / 4);
+  const uint32_t first = row * (parts.n / 4) + mine.first, slice = p.shape.rows * (parts.n / 4);
   sum_rows<kDepth, uint4>(
-      t, wait, mine, slices(k),
-      [&](uint32_t part) { return reinterpret_cast<const uint4*>(parts) + (first + part * slice); },
+      t, wait, mine, slices(parts.k),
+      [&](uint32_t part) {
+        return reinterpret_cast<const uint4*>(parts.words) + (first + part * slice);
+      },
       [&](uint32_t part, uint32_t i) {
+        const Parts again = of();
         // n, but not before i is known, or the division begins ahead of the loop.
-        const uint32_t late_n = n + (ptx::opaque(i) >> 16);
-        return dense_producer(k, late_n, part, (mine.first + i * Team::kSize) * 4);
+        const uint32_t n = again.n + (ptx::opaque(i) >> 16);
+        return dense_producer(again.k, n, part, (mine.first + i * Team::kSize) * 4);
       },
       NoRow{}, sum);
 }
-template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait>
-MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row,
-                                 const Mine<Team>& mine, const uint32_t* parts, uint32_t k,
-                                 uint32_t n, uint2 (&rounded)[kMost]) {
+template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait, class Of>
+MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row, Of&& of,
+                                 uint2 (&rounded)[kMost]) {
   float4 sum[kMost];
-  sum_slices<kDepth>(t, wait, p, row, mine, parts, k, n, sum);
+  sum_slices<kDepth, Team>(t, wait, p, row, of, sum);
 #pragma unroll
   for (uint32_t i = 0; i < kMost; ++i) rounded[i] = pack(sum[i]);
 }

@@ -15,6 +15,7 @@ from megatrace.errors import RingError
 
 _REGISTER_PORTABLE_MAPPED = 1 | 2
 _STREAM_NON_BLOCKING = 1
+_CAPTURE_MODE_RELAXED = 2
 _PCI_DOMAIN, _PCI_BUS, _PCI_DEVICE = 50, 33, 34
 
 
@@ -52,6 +53,13 @@ class Cuda:
     def use_context(self) -> None:
         """Make the agent's context current on this thread."""
         self._call("cuCtxSetCurrent", self._context)
+
+    def beside_captures(self) -> None:
+        """Let this thread call the driver while another captures a graph.
+
+        Without it such a call can fail, and spoil the capture, unless it only adds to a stream.
+        """
+        self._call("cuThreadExchangeStreamCaptureMode", byref(c_int(_CAPTURE_MODE_RELAXED)))
 
     def register(self, address: int, size_bytes: int) -> int:
         """Pin host memory for the GPU; returns its device address."""

@@ -222,6 +222,7 @@ class KernelAgent:
         """Sums home, clock samples, and for hosts that say no steps: the recorder's wishes."""
         clock_due = time.monotonic() + _CLOCK_S
         try:
+            self._memory.enter_thread()
             while not self._stop.wait(_TICK_S):
                 self._memory.publish_sums()
                 if time.monotonic() >= clock_due:

@@ -41,6 +41,9 @@ class TraceMemory(Protocol):
     stream: int
     """A stream of the agent's own."""
 
+    def enter_thread(self) -> None:
+        """Begin to use it on the agent's own thread."""
+
     def write_step(self, step: int, level: int, stream: int) -> None:
         """Say the step that the next work on ``stream`` belongs to, and its level."""
 
@@ -84,6 +87,9 @@ class HostMemory:
             ring.address(int(ring.header["lines_offset"])),
         )
 
+    def enter_thread(self) -> None:
+        """Nothing to do."""
+
     def write_step(self, step: int, level: int, stream: int) -> None:
         """Launches run in order, so a plain store is ordered."""
         self._control["step"] = step & 0xFFFFFFFF
@@ -120,6 +126,11 @@ class CudaMemory:
         self.stream = cuda.stream()
         lines = base + int(ring.header["lines_offset"])
         self.params = _params(ring, self._control, self._cursors, self._sums, lines)
+
+    def enter_thread(self) -> None:
+        """The program may be capturing a graph on another one."""
+        self._cuda.use_context()
+        self._cuda.beside_captures()
 
     def write_step(self, step: int, level: int, stream: int) -> None:
         """One write of eight bytes, ordered on ``stream``."""

@@ -12,6 +12,8 @@ from megatrace.errors import ClockError
 MIN_SAMPLES = 2
 _GOOD_ROUND_TRIP = 1.5
 """Samples up to so many times the best round trip are used."""
+_STRETCHES = 8
+"""And the best of each of so many stretches of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class HostClock:
 def fit_host(begin_ns: I8, end_ns: I8, globaltimer_ns: I8) -> HostClock:
     """The line through samples (host before, host after, globaltimer between); [N] each.
 
-    Only samples with a short round trip count: a long one was interrupted and says little
+    Samples with a short round trip count most: a long one was interrupted and says little
     of when within it the GPU's clock was read. Raises ClockError below
     :data:`MIN_SAMPLES`, where a drift cannot be told from nothing.
     """
@@ -59,28 +61,31 @@ def fit_host(begin_ns: I8, end_ns: I8, globaltimer_ns: I8) -> HostClock:
     round_trip = end - begin
     best = int(round_trip.min())
     good = round_trip <= _GOOD_ROUND_TRIP * best + 1
-    if good.sum() < MIN_SAMPLES:
-        good[np.argsort(round_trip, kind="stable")[:MIN_SAMPLES]] = True
+    # The shortest may all be of one moment, and a line through them leads anywhere.
+    for stretch in np.array_split(np.argsort(gt, kind="stable"), min(_STRETCHES, len(gt))):
+        good[stretch[np.argmin(round_trip[stretch])]] = True
     begin, end, gt, trip = begin[good], end[good], gt[good], round_trip[good]
     gt0, host0 = int(gt[0]), int(begin[0])
     since = (gt - gt0).astype(np.float64)
     apart = ((begin - host0) - (gt - gt0)).astype(np.float64) + trip / 2
-    drift, offset = _line(since, apart)
+    weight: F8 = 1.0 / (trip + 1.0).astype(np.float64) ** 2
+    drift, offset = _line(since, apart, weight)
     residual = np.abs(apart - offset - drift * since)
-    keep = residual <= 3 * 1.4826 * np.median(residual) + 1
+    # Within its own round trip a sample is no outlier, and its doubt is the line's.
+    keep = (residual <= 3 * 1.4826 * np.median(residual) + 1) | (residual <= trip / 2)
     if MIN_SAMPLES < keep.sum() < len(keep):
-        drift, offset = _line(since[keep], apart[keep])
+        drift, offset = _line(since[keep], apart[keep], weight[keep])
         residual = np.abs(apart - offset - drift * since)[keep]
     return HostClock(
         gt0, host0, offset, drift, best / 2 + float(residual.max()), best, int(good.sum())
     )
 
 
-def _line(x: F8, y: F8) -> tuple[float, float]:
-    """Slope and intercept by least squares; slope 0 where all x are one."""
-    mean_x, mean_y = float(x.mean()), float(y.mean())
-    spread = float(((x - mean_x) ** 2).sum())
+def _line(x: F8, y: F8, weight: F8) -> tuple[float, float]:
+    """Slope and intercept by weighted least squares; slope 0 where all x are one."""
+    mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
+    spread = float((weight * (x - mean_x) ** 2).sum())
     if spread == 0.0:
-        return 0.0, mean_y
-    slope = float(((x - mean_x) * (y - mean_y)).sum()) / spread
-    return slope, mean_y - slope * mean_x
+        return 0.0, float(mean_y)
+    slope = float((weight * (x - mean_x) * (y - mean_y)).sum()) / spread
+    return slope, float(mean_y - slope * mean_x)

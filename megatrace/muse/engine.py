@@ -130,6 +130,8 @@ class Engine:
     gate: torch.Tensor = field(init=False)
     context: torch.Tensor = field(init=False)
     tokens: torch.Tensor = field(init=False)
+    routes: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
+    """int32 [max_rows, top_k], the experts of the layers that ``keep_routes`` named."""
     taps: dict[int, torch.Tensor] = field(init=False, default_factory=dict)
     """bf16 [max_rows, hidden] after the layers that ``tap`` or ``tap_side_by_side`` named."""
     peers: dict[str, torch.Tensor] = field(init=False)
@@ -178,6 +180,13 @@ class Engine:
     def handoff_words(self, index: int) -> torch.Tensor:
         """The words of one of the three arenas, int32."""
         return self._arenas[index]
+
+    def keep_routes(self) -> None:
+        """Let steps built from now on write which experts the rows of each layer go to."""
+        for layer in range(len(self.layers)):
+            self.routes[layer] = torch.zeros(
+                self.max_rows, self.model.top_k, dtype=torch.int32, device=self.device
+            )
 
     def tap(self, layer: int) -> torch.Tensor:
         """Let steps built from now on write bf16(stream) after ``layer``; returns where."""
@@ -240,6 +249,8 @@ class Engine:
         if layer in self.taps:
             p.tap = address_of(self.taps[layer])
             p.tap_stride = self.taps[layer].stride(0)
+        if layer in self.routes:
+            p.routes = address_of(self.routes[layer])
         p.l2_bytes = self.l2_bytes
         return p
 

@@ -48,95 +48,92 @@ _HANDOFFS: tuple[tuple[str, str], ...] = (
 )
 
 _FIRST_SPAN, _FIRST_HANDOFF = 16, 64
-_PRODUCER = "slot is the block that {}"
+
+_OTHERS: tuple[Event, ...] = (
+    Event(48, "weights", Kind.STALL, "A stage of weights has not arrived.", cause=Cause.DATA),
+    Event(
+        49,
+        "stage_free",
+        Kind.STALL,
+        "The consumer's ring of stages is full.",
+        cause=Cause.SPACE,
+    ),
+    Event(
+        50,
+        "early_weights",
+        Kind.PREFETCH,
+        "The first stage of a phase, asked for before its input; slot is phase * 8 + warp.",
+        edge="early_weights",
+    ),
+    Event(
+        51,
+        "first_weights",
+        Kind.WAIT,
+        "The first touch of a phase's weights; slot is phase * 8 + warp.",
+        cause=Cause.DATA,
+        edge="early_weights",
+    ),
+    Event(
+        52,
+        "routing_table",
+        Kind.STALL,
+        "The block's table of experts is not made yet.",
+        cause=Cause.INPUT,
+    ),
+    Event(53, "distinct_experts", Kind.COUNTER, "Local experts that this step's rows hit."),
+    Event(
+        54,
+        "expert",
+        Kind.INSTANT,
+        "This block begins with the rows of an expert.",
+        args=(Arg("expert", "", "Local id."), Arg("tokens")),
+    ),
+    Event(
+        55,
+        "peer_row",
+        Kind.PUBLISH,
+        "A row is on its way to every rank; slot is exchange * 16 + row.",
+        edge="peer",
+    ),
+    Event(
+        56,
+        "peer_row_wait",
+        Kind.WAIT,
+        "A rank's row is missing; slot is exchange * 16 + row.",
+        cause=Cause.PEER,
+        edge="peer",
+    ),
+    Event(
+        57,
+        "l2_prefetch",
+        Kind.PREFETCH,
+        "Weights of a later phase asked into the L2 cache; slot is phase.",
+        edge="l2_weights",
+    ),
+)
 
 
-def _events() -> tuple[Event, ...]:
-    spans = [
-        Event(_FIRST_SPAN + 2 * i, name, Kind.SPAN, doc, category="phase")
-        for i, (name, doc) in enumerate(_PHASES)
-    ]
-    stalls = [
-        Event(48, "weights", Kind.STALL, "A stage of weights has not arrived.", cause=Cause.DATA),
-        Event(
-            49,
-            "stage_free",
-            Kind.STALL,
-            "The consumer's ring of stages is full.",
-            cause=Cause.SPACE,
-        ),
-        Event(
-            50,
-            "early_weights",
-            Kind.PREFETCH,
-            "The first stage of a phase, asked for before its input; slot is phase * 8 + warp.",
-            edge="early_weights",
-        ),
-        Event(
-            51,
-            "first_weights",
-            Kind.WAIT,
-            "The first touch of a phase's weights; slot is phase * 8 + warp.",
-            cause=Cause.DATA,
-            edge="early_weights",
-        ),
-        Event(
-            52,
-            "routing_table",
-            Kind.STALL,
-            "The block's table of experts is not made yet.",
-            cause=Cause.INPUT,
-        ),
-        Event(53, "distinct_experts", Kind.COUNTER, "Local experts that this step's rows hit."),
-        Event(
-            54,
-            "expert",
-            Kind.INSTANT,
-            "This block begins with the rows of an expert.",
-            args=(Arg("expert", "", "Local id."), Arg("tokens")),
-        ),
-        Event(
-            55,
-            "peer_row",
-            Kind.PUBLISH,
-            "A row is on its way to every rank; slot is exchange * 16 + row.",
-            edge="peer",
-        ),
-        Event(
-            56,
-            "peer_row_wait",
-            Kind.WAIT,
-            "A rank's row is missing; slot is exchange * 16 + row.",
-            cause=Cause.PEER,
-            edge="peer",
-        ),
-        Event(
-            57,
-            "l2_prefetch",
-            Kind.PREFETCH,
-            "Weights of a later phase asked into the L2 cache; slot is phase.",
-            edge="l2_weights",
-        ),
-    ]
-    handoffs: list[Event] = []
-    for i, (name, doc) in enumerate(_HANDOFFS):
-        code = _FIRST_HANDOFF + 2 * i
-        done = f"Handed over: {doc}; " + _PRODUCER.format("says so.")
-        wait = f"Missing: {doc}; " + _PRODUCER.format("owes it, the last one missed.")
-        handoffs.append(Event(code, name, Kind.PUBLISH, done, category="hand-off", edge=name))
-        handoffs.append(
-            Event(
-                code + 1,
-                f"{name}_wait",
-                Kind.WAIT,
-                wait,
-                category="hand-off",
-                cause=Cause.INPUT,
-                edge=name,
-            )
-        )
-    return (*spans, *stalls, *handoffs)
+def _phase(index: int, name: str, doc: str) -> Event:
+    return Event(_FIRST_SPAN + 2 * index, name, Kind.SPAN, doc, category="phase")
 
 
-MUSE = EventTable("muse", _events())
+def _handoff(index: int, name: str, doc: str) -> tuple[Event, Event]:
+    """A publish and the wait that it ends; their slot is the block that hands over."""
+    code = _FIRST_HANDOFF + 2 * index
+    done = f"Handed over: {doc}; slot is the block that says so."
+    missing = f"Missing: {doc}; slot is the block that owes it, the last one missed."
+    return (
+        Event(code, name, Kind.PUBLISH, done, "hand-off", edge=name),
+        Event(code + 1, f"{name}_wait", Kind.WAIT, missing, "hand-off", Cause.INPUT, name),
+    )
+
+
+MUSE = EventTable(
+    "muse",
+    (
+        *(_phase(i, name, doc) for i, (name, doc) in enumerate(_PHASES)),
+        *_OTHERS,
+        *(event for i, (name, doc) in enumerate(_HANDOFFS) for event in _handoff(i, name, doc)),
+    ),
+)
 """Events of kernels/sm103; its header is ``muse_events.cuh``."""

@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from types import FrameType
 from typing import Any
 
 
@@ -49,19 +50,27 @@ class ProcessIdentity:
 
 def identify() -> ProcessIdentity:
     """Identify this process from its stack; call it from inside ``load_plugins()``."""
-    frame = sys._getframe()
+    role, arguments = _entry()
+    if role is Role.SCHEDULER:
+        return _scheduler(arguments)
+    return ProcessIdentity(role)
+
+
+def scheduler_arguments() -> Any | None:
+    """SGLang's ``ServerArgs`` in a scheduler, None elsewhere; call it as :func:`identify`."""
+    role, arguments = _entry()
+    return arguments.get("server_args") if role is Role.SCHEDULER else None
+
+
+def _entry() -> tuple[Role, dict[str, Any]]:
+    """The role of this process, and the arguments it was started with."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         role = _ENTRIES.get(frame.f_code.co_name)
-        if role is Role.SCHEDULER:
-            return _scheduler(frame.f_locals)
         if role is not None:
-            return ProcessIdentity(role)
-        if frame.f_back is None:
-            break
+            return role, frame.f_locals
         frame = frame.f_back
-    if multiprocessing.parent_process() is None:
-        return ProcessIdentity(Role.MAIN)
-    return ProcessIdentity(Role.OTHER)
+    return (Role.MAIN if multiprocessing.parent_process() is None else Role.OTHER), {}
 
 
 def _scheduler(arguments: dict[str, Any]) -> ProcessIdentity:

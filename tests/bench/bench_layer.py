@@ -25,7 +25,7 @@ from megatrace.agent.memory import TraceParams
 from megatrace.muse.config import RELEASED
 from megatrace.muse.engine import Engine, new_cache
 from megatrace.muse.pack import pack_layer
-from megatrace.muse.params import Phase, handoff_views
+from megatrace.muse.params import Phase
 from megatrace.muse.plan import layer_floor
 from megatrace.muse.program import Build, Level, Program, block_count
 from megatrace.muse.tensors import random_layer
@@ -127,19 +127,17 @@ class Setup:
         for rows_of in engine.peers.values():
             rows_of.normal_(0, 0.3)
         engine.tokens.random_(0, 4096)
+        engine.keep_routes()
         return cls(engine, layers)
 
     def distinct(self, rows: int) -> float:
-        """Experts of this rank hit in the layers whose routes are still there: the last ones."""
-        engine = self.engine
-        best = []
-        for index in range(3):
-            ids = handoff_views(engine.shape(rows), engine.handoff_words(index))["ids"]
-            if (ids >= 0).all():
-                local = ids - engine.rank.first_expert
-                hit = local[(local >= 0) & (local < engine.rank.local_experts)]
-                best.append(hit.unique().numel())
-        return float(statistics.mean(best)) if best else float("nan")
+        """Experts of this rank that the last step hit, mean of its layers."""
+        engine, counts = self.engine, []
+        for ids in engine.routes.values():
+            local = ids[:rows] - engine.rank.first_expert
+            hit = local[(local >= 0) & (local < engine.rank.local_experts)]
+            counts.append(hit.unique().numel())
+        return statistics.mean(counts)
 
 
 def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:

@@ -67,3 +67,14 @@ def test_one_sample_is_too_few() -> None:
 def test_two_samples_are_enough() -> None:
     clock = fit_host(*samples(2))
     assert error(clock, 0.0, 10**9) <= clock.error_ns
+
+
+def test_short_round_trips_of_one_moment_do_not_say_the_drift() -> None:
+    begin, end, gt = samples(20)
+    # Three at attach, with nothing else on the machine; then one a second, busy.
+    begin[:3] = HOST0 + np.array([0, 20_000, 40_000])
+    gt[:3], end[:3] = GT0 + np.array([90, 20_000, 40_000]), begin[:3] + 120
+    clock = fit_host(begin, end, gt)
+    assert abs(clock.drift) < 1e-6
+    for at in (0, 10**10, 19 * 10**9):
+        assert error(clock, 0.0, at) <= clock.error_ns < 5000

@@ -1,4 +1,4 @@
-"""Runs phases of the layer kernel, each from the reference's own inputs, and says how far off it is.
+"""Runs phases of the layer kernel, each from the reference's own inputs; says how far off it is.
 
 The same code checks the host build (device ``cpu``) and a GPU (``cuda``). What a phase must not
 read holds no numbers; what it must not write has to stay as it was.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -85,12 +86,17 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def ulps(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Most steps from one bf16 to the next between two tensors; infinite where one is no number."""
+    """Largest distance of two bf16 tensors [..., 64], in steps from one bf16 to the next.
+
+    Steps are those of the larger of a rotary pair: a step in the norm before the rotation moves
+    both. Infinite where something is no number.
+    """
     if not (found.isfinite().all() and expected.isfinite().all()):
         return float("inf")
-    bits = [t.contiguous().view(torch.int16).int() for t in (found, expected)]
-    places = [torch.where(b < 0, -(b & 0x7FFF), b) for b in bits]
-    return float((places[0] - places[1]).abs().max())
+    found, expected = (t.float().unflatten(-1, (HEAD_DIM // 2, 2)) for t in (found, expected))
+    largest = expected.abs().amax(dim=-1, keepdim=True).clamp(min=2.0**-126)
+    step = torch.exp2(torch.floor(torch.log2(largest)) - 7)
+    return float(((found - expected).abs() / step).max())
 
 
 def margins(logits: torch.Tensor, bias: torch.Tensor, model: MuseConfig) -> torch.Tensor:
@@ -121,9 +127,11 @@ class Case:
 
     def __post_init__(self) -> None:
         generator = torch.Generator(self.device).manual_seed(self.seed)
-        self._draw = lambda *shape: torch.randn(
-            *shape, generator=generator, device=self.device, dtype=torch.float32
-        )
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=self.device)
+
+        self._draw = draw
         self.tensors: list[LayerTensors] = [
             random_layer(
                 self.model, self.rank, self.seed + i, experts=self.kind, device=self.device
@@ -251,7 +259,7 @@ class Case:
         return handoff_offsets(self.engine.shape(self.rows))[1]
 
 
-Rows = torch.Tensor | slice
+Rows: TypeAlias = torch.Tensor | slice
 ALL_ROWS = slice(None)
 Output = Callable[[Case], Found]
 

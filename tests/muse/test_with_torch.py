@@ -14,7 +14,10 @@ import pytest
 from tests.sglang_env.place import ENVIRONMENT, sglang_python
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(path.name for path in (Path(__file__).parent / "with_torch").glob("test_*.py"))
+FILES = [
+    pytest.param(path.name, marks=[pytest.mark.gpu] * path.name.endswith("_gpu.py"))
+    for path in sorted((Path(__file__).parent / "with_torch").glob("test_*.py"))
+]
 CHATTER = ("-q", "--no-header", "-p", "no:cacheprovider", "--color=no")
 
 

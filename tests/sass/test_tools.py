@@ -43,6 +43,39 @@ def test_stripping_leaves_the_waits_and_the_work() -> None:
     ]
 
 
+HANDED_ON = """
+template <int N, class T, class Wait>
+MEGATRACE_DEVICE void gather(T& t, Wait wait, Work work) {
+  t.poll(wait, slot, [&] { return ready(work); });
+  stalled_ = t.wait_later(ev::full{}, work.bar, 0);
+}
+template <class T, int N>
+MEGATRACE_DEVICE void all(T& t, Work work) {
+  gather<N>(
+      t, ev::sums{}, work);
+}
+megatrace::Stalled stalled_ = {};
+"""
+
+
+def test_events_that_are_handed_on_stay_where_that_is_asked_for() -> None:
+    stripped = strip(HANDED_ON, keep_events=True)
+    lines = [line.strip(" ;") for line in stripped.splitlines()]
+    assert [line for line in lines if line] == [
+        "template <int N, class Wait>",
+        "MEGATRACE_DEVICE void gather(Wait wait, Work work) {",
+        "megatrace::poll((wait).name, slot, [&] { return ready(work); })",
+        "megatrace::mbar_wait((ev::full{}).name, work.bar, 0)",
+        "}",
+        "template <int N>",
+        "MEGATRACE_DEVICE void all(Work work) {",
+        "gather<N>(ev::sums{}, work)",
+        "}",
+    ]
+    with pytest.raises(ValueError, match="not an event"):
+        strip(HANDED_ON)
+
+
 @pytest.mark.parametrize("left", ["if (T::level == Level::off) f();", "g(ev::full{});"])
 def test_stripping_refuses_to_leave_a_trace_of_the_tracer(left: str) -> None:
     with pytest.raises(ValueError, match="still traced"):

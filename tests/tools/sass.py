@@ -85,7 +85,9 @@ class Cubin:
         # that kernels of two files compare.
         labels = {name: f".L{i}" for i, name in enumerate(dict.fromkeys(_LABEL.findall(body)))}
         body = _LABEL.sub(lambda match: labels[match[0]], body)
-        return [Instruction(*match.groups()) for match in _INSTRUCTION.finditer(body)]
+        # Comments are moved right by the length of the kernel's name.
+        found = (match.groups() for match in _INSTRUCTION.finditer(body))
+        return [Instruction(opcode, " ".join(operands.split())) for opcode, operands in found]
 
 
 def run(command: list[str | Path]) -> str:

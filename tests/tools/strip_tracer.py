@@ -6,6 +6,9 @@
     t.poll(ev::partials{}, slot, ready, ...)  ->  megatrace::poll("partials", slot, ready)
     every other call of t, every Stalled      ->  nothing
 
+A kernel that hands events on, from function to function or in a variable, keeps their types and
+is named by them: ``t.poll(wait, ...)`` becomes ``megatrace::poll((wait).name, ...)``.
+
 Usage: python -m tests.tools.strip_tracer KERNEL.cu
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 PAIRS = {"(": ")", "{": "}", "[": "]"}
@@ -44,12 +48,12 @@ def arguments(text: str) -> list[str]:
     return [*found, text[start:].strip()]
 
 
-def replacement(method: str, args: list[str]) -> str:
+def replacement(method: str, args: list[str], name: Callable[[str], str]) -> str:
     """What stands for ``t.method(args)`` where there is no tracer."""
     if method in ("wait", "wait_later"):
-        return f"megatrace::mbar_wait({event_name(args[0])}, {args[1]}, {args[2]})"
+        return f"megatrace::mbar_wait({name(args[0])}, {args[1]}, {args[2]})"
     if method == "poll":
-        return f"megatrace::poll({event_name(args[0])}, {args[1]}, {args[2]})"
+        return f"megatrace::poll({name(args[0])}, {args[1]}, {args[2]})"
     return ""
 
 
@@ -61,8 +65,11 @@ def event_name(event: str) -> str:
     return f'"{match.group(1)}"'
 
 
-def strip_calls(text: str, tracer: str) -> str:
-    """Rewrite every call of the tracer object, with what its result is put into."""
+def strip_calls(text: str, tracer: str, name: Callable[[str], str]) -> str:
+    """Rewrite every call of the tracer object, with what its result is put into.
+
+    ``name`` makes what a wait is called of its event.
+    """
     call = re.compile(
         r"(?:(?:const\s+)?(?:auto|Stalled)\s+\w+\s*=\s*|\w+\s*=\s*)?"
         rf"\b{tracer}\.(?:template\s+)?(\w+)\("
@@ -70,30 +77,35 @@ def strip_calls(text: str, tracer: str) -> str:
     out, at = [], 0
     while match := call.search(text, at):
         end = closing(text, match.end() - 1)
-        inside = strip_calls(text[match.end() : end], tracer)
-        out += [text[at : match.start()], replacement(match.group(1), arguments(inside))]
+        inside = strip_calls(text[match.end() : end], tracer, name)
+        out += [text[at : match.start()], replacement(match.group(1), arguments(inside), name)]
         at = end + 1
     return "".join([*out, text[at:]])
 
 
-def strip(source: str, *, tracer: str = "t", policy: str = "T") -> str:
+def strip(source: str, *, tracer: str = "t", policy: str = "T", keep_events: bool = False) -> str:
     """``source`` without its tracer; ``tracer`` and ``policy`` are its object and its type.
 
+    ``keep_events``: the types of events stay, for kernels that hand them on.
     Raises ValueError where something of the tracer would be left behind.
     """
     text = re.sub(r"//[^\n]*", "", source)
     text = text.replace('#include "megatrace/tracer.cuh"', '#include "megatrace/sync.cuh"')
-    text = re.sub(r'#include "\w+_events.cuh"\n', "", text)
-    text = re.sub(r"namespace \w+ = (?:\w+::)*events::\w+;\n", "", text)
-    text = re.sub(rf"template <class {policy}>\s*", "", text)
+    if not keep_events:
+        text = re.sub(r'#include "\w+_events.cuh"\n', "", text)
+        text = re.sub(r"namespace \w+ = (?:\w+::)*events::\w+;\n", "", text)
+    text = re.sub(rf"\btemplate <class {policy}>\s*", "", text)
+    among_others = rf"(\btemplate <[^;{{}}]*?)(?:\bclass {policy}, |, class {policy}\b)"
+    text = re.sub(among_others, r"\1", text)
     text = re.sub(rf",\s*(?:const\s+)?typename {policy}::Params (\w+)\)", ")", text)
     text = re.sub(rf"\b{policy} {tracer}\(\w+\);", "", text)
-    text = strip_calls(text, tracer)
+    text = strip_calls(text, tracer, (lambda e: f"({e}).name") if keep_events else event_name)
     text = re.sub(rf"\b{policy}& {tracer}(?:,\s*)?", "", text)
-    text = re.sub(rf"\({tracer}(?:,\s*|(?=\)))", "(", text)
-    text = re.sub(r"\bStalled (\w+)( = \{[^;]*\})?;", "", text)
+    text = re.sub(rf"\(\s*{tracer}(?:,\s*|(?=\)))", "(", text)
+    text = re.sub(r"\b(?:megatrace::)?Stalled (\w+)( = \{[^;]*\})?;", "", text)
     text = re.sub(r"\bstalled = \{[^;]*\};", "", text)
-    left = re.search(rf"\b(?:{tracer}\.\w|{policy}::|Tracer\b|Stalled\b|ev::).*", text)
+    events = "" if keep_events else "|ev::"
+    left = re.search(rf"\b(?:{tracer}\.\w|{policy}::|Tracer\b|Stalled\b{events}).*", text)
     if left:
         raise ValueError(f"still traced: {left.group(0)!r}")
     return text

@@ -1,4 +1,4 @@
-"""Whole steps over a few layers: their launches, their outcome, and what the reference makes of them.
+"""Whole steps over a few layers: their launches, their outcome, and what the reference says.
 
 Keys and values of all positions are there from the start. A step overwrites those of its rows, and
 ``restore`` puts them back, so that the outcome of a step depends on its inputs alone.
@@ -160,9 +160,7 @@ class Steps:
         rows, context = inputs
         assert self.engine.embedding is not None
         reference = Reference(self.model, self.rank)
-        first = reference.embed(
-            self.tokens(inputs).long(), self.engine.embedding, self.tensors[0]
-        )
+        first = reference.embed(self.tokens(inputs).long(), self.engine.embedding, self.tensors[0])
         pasts = []
         for cache, (keys, values) in zip(self.engine.caches, self._before, strict=True):
             old = cache.slots[:context].long()

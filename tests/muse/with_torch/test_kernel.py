@@ -44,7 +44,6 @@ DEEP = replace(SMALL, experts=48, expert_inner=1088)
 """Down rows have two stages; experts are no multiple of a warp."""
 FORMS: tuple[Form, ...] = ("fused", "twin")
 NAMES = {id(SMALL): "small", id(WIDE): "wide", id(DEEP): "deep"}
-FORMS: tuple[Form, ...] = ("fused", "twin")
 
 
 @dataclass(frozen=True)

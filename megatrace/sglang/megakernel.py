@@ -1,0 +1,196 @@
+"""The Muse Spark megakernel as SGLang's ``BuiltMegakernel``.
+
+It runs the steps of a single request, decode and verify; SGLang's own forward runs all others.
+Weights are packed when it is built, before SGLang sizes its KV pools; what lies over the pools
+is made with the first step, which SGLang runs before it captures one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Any
+
+from megatrace.agent.kernel import IdleAgent, KernelAgent, RingSize
+from megatrace.agent.memory import TraceParams
+from megatrace.errors import MegatraceError
+from megatrace.jit import HOST
+from megatrace.jit.build import CACHE_ENV
+from megatrace.muse.config import MuseConfig
+from megatrace.muse.decoder import Decoder, Pools, SlotTables, pool_caches
+from megatrace.muse.engine import Engine
+from megatrace.muse.events import MUSE, ROLES
+from megatrace.muse.layout import TARGET_LAYOUT
+from megatrace.muse.memory import GB, packed_bytes
+from megatrace.muse.pack import PackedLayer, pack_all
+from megatrace.muse.plan import ExpertKind
+from megatrace.muse.program import KERNELS, Build, Level, block_count
+from megatrace.paths import SESSION_ENV
+from megatrace.sglang import muse_model
+
+_LOG = logging.getLogger("megatrace.sglang")
+_LINES, _LINES_A_LAYER = 256, 8
+"""Of a warp's ring: a whole step must fit."""
+
+_agents: list[KernelAgent] = []
+"""Those of this process; SGLang builds one megakernel a rank."""
+
+
+def after_scheduler(_result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER ``Scheduler.__init__``: by now it has chosen the stream that forwards run on."""
+    stream = scheduler.forward_stream if scheduler.enable_overlap else scheduler.schedule_stream
+    for agent in _agents:
+        agent.stream = int(getattr(stream, "cuda_stream", 0))
+
+
+class MuseMegakernel:
+    """What SGLang's dispatch calls: :meth:`plan` on every step, :meth:`forward` on covered ones.
+
+    Graphs hold the addresses of what it owns: it lives as long as the model.
+    """
+
+    draft_sampler = None
+
+    def __init__(self, model: Any, sizes: MuseConfig, widths: tuple[int, ...]) -> None:
+        """Pack the weights of ``model`` and build the kernels; raises MegatraceError."""
+        self.widths = widths
+        self._model, self._sizes, self._rank = model, sizes, sizes.shard(0, 1)
+        self._text = muse_model.text_model(model)
+        weight = self._text.embed_tokens.weight
+        self._device = str(weight.device)
+        self._target = Build.here("bf16").target if weight.is_cuda else HOST
+        self._level: Level = "timeline" if SESSION_ENV in os.environ else "off"
+        kinds: list[ExpertKind] = [muse_model.expert_kind(layer) for layer in self._text.layers]
+        _LOG.info(
+            "megatrace: packing the weights for the megakernel takes %.2f GB; embedding, rotary "
+            "tables and KV pools are SGLang's own",
+            packed_bytes(sizes, self._rank, kinds) / GB,
+        )
+        self._blocks = block_count(self._build_of(kinds[0]))
+        self._trace = None if self._level == "off" else self._start_agent(len(kinds))
+        for kind in sorted(set(kinds)):
+            self._build_of(kind).library()
+        self._packed: list[PackedLayer] = pack_all(
+            map(muse_model.take_layer, self._text.layers), sizes, TARGET_LAYOUT[self._target]
+        )
+        self._decoder: Decoder | None = None
+
+    @classmethod
+    def build(cls, model: Any, hf_config: Any, context: Any) -> MuseMegakernel:
+        """``MegakernelSpec.build``: plan() takes one request, so that is the only width."""
+        if CACHE_ENV not in os.environ:
+            os.environ[CACHE_ENV] = _sglang_cache()
+        sizes = muse_model.config_of(hf_config)
+        widths = tuple(w for w in context.widths if w == context.tokens_per_request)
+        try:
+            return cls(model, sizes, widths)
+        except MegatraceError as error:
+            raise RuntimeError(f"{error}\n{error.hint}") from error
+
+    def summary(self) -> str:
+        """What was built, for SGLang's startup line."""
+        kinds = "+".join(sorted({layer.kind for layer in self._packed}))
+        size = sum(layer.bytes for layer in self._packed)
+        return (
+            f"{len(self._packed)} layers, {kinds} experts, {self._target}, tracer {self._level}, "
+            f"weights packed in {size / GB:.2f} GB"
+        )
+
+    def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any | None:
+        """The step to run here, None for SGLang's own forward; looks at the host's data alone."""
+        from sglang.kernels.plugin_kernels.nvidia.spec import Step
+
+        if input_ids is None or any(a is not None for a in (*args, *kwargs.values())):
+            return None
+        rows = int(input_ids.shape[0])
+        if int(forward_batch.batch_size) != 1 or rows not in self.widths:
+            return None
+        mode = forward_batch.forward_mode
+        if mode.is_decode():
+            return Step(mode="decode", rows=rows)
+        chain = getattr(forward_batch.spec_info, "topk", 1) == 1
+        if mode.is_target_verify() and chain and not forward_batch.contains_mm_inputs():
+            return Step(mode="target_verify", rows=rows)
+        return None
+
+    def forward(
+        self,
+        step: Any,
+        _original: Any,
+        input_ids: Any,
+        positions: Any,
+        forward_batch: Any,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> Any:
+        """Run ``step``; SGLang's own head makes logits of it, and packs the taps for a draft."""
+        if self._decoder is None:
+            self._decoder = self._over_pools(step.view.kv_pool.pool)
+        decoder, text = self._decoder, self._text
+        stream = decoder.step(
+            input_ids, positions, forward_batch.req_pool_indices[:1], forward_batch.out_cache_loc
+        )
+        hidden = text.norm(stream.to(text.operator_dtype)).to(text.operator_dtype)
+        # The next step overwrites the taps, and an eager caller may still hold the last ones.
+        taps = None if decoder.tapped is None else decoder.tapped[: step.rows].clone()
+        model = self._model
+        return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch, taps)
+
+    def _over_pools(self, pool: Any) -> Decoder:
+        """The decoder over SGLang's pools, which exist by now."""
+        from sglang.srt.model_executor.forward_context import get_req_to_token_pool
+
+        layers = range(len(self._packed))
+        # One pool for all layers has no mapping.
+        mapping = getattr(pool, "layers_mapping", None)
+        sliding = [mapping is not None and bool(mapping[i][1]) for i in layers]
+        pools = Pools(
+            [pool.get_key_buffer(i) for i in layers],
+            [pool.get_value_buffer(i) for i in layers],
+            sliding,
+            get_req_to_token_pool().req_to_token,
+            pool.full_to_swa_index_mapping if any(sliding) else None,
+        )
+        tables = SlotTables(pools)
+        ropes = [muse_model.rope_of(layer) for layer in self._text.layers]
+        engine = Engine(
+            self._sizes,
+            self._rank,
+            self._packed,
+            pool_caches(self._sizes.layers, pools, tables, ropes),
+            self._blocks,
+            max(self.widths),
+            self._device,
+            self._text.embed_tokens.weight,
+        )
+        taps = sorted(self._text.layers_to_capture) if self._model.capture_aux_hidden_states else ()
+        return Decoder(engine, self._build_of, tables, taps=taps, trace=self._trace)
+
+    def _start_agent(self, layers: int) -> TraceParams | None:
+        """Rings for the kernels under ``megatrace record``; what the tracer takes."""
+        lines = max(_LINES, 1 << (_LINES_A_LAYER * layers - 1).bit_length())
+        agent = KernelAgent.start(
+            MUSE,
+            blocks=self._blocks,
+            roles=ROLES,
+            kernels=KERNELS,
+            device="cpu" if self._target == HOST else "cuda",
+            size=RingSize(lines=lines, layers=layers),
+        )
+        if isinstance(agent, IdleAgent):
+            self._level = "off"
+            return None
+        _agents.append(agent)
+        atexit.register(agent.close)
+        return agent.params
+
+    def _build_of(self, kind: ExpertKind) -> Build:
+        return Build(self._target, kind, self._level, native=self._target == "sm_103a")
+
+
+def _sglang_cache() -> str:
+    """The folder of built kernels beside SGLang's own."""
+    from sglang.srt.environ import envs
+
+    return os.path.join(os.path.expanduser(envs.SGLANG_CACHE_DIR.get()), "megatrace")
