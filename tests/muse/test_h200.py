@@ -21,7 +21,7 @@ def trace() -> Trace:
 
 
 def test_the_capture_was_made_with_the_events_of_today() -> None:
-    assert open_capture(FILE).tables()[0].hash == MUSE.hash
+    assert open_capture(FILE).tables[0].hash == MUSE.hash
 
 
 def test_every_launch_of_every_recorded_warp_is_whole(trace: Trace) -> None:
