@@ -1,5 +1,6 @@
 // Rows between ranks: each rank pushes its row into the memory of all, itself included, and polls
-// its own. The data is the flag, and each word has one writer.
+// its own. The data is the flag. Emptied with the hand-offs, these words are safe where the peers
+// are emulated; real peers may be a launch ahead of the emptying, and will need words apart.
 #pragma once
 
 #include "rowwise.cuh"

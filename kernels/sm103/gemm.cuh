@@ -39,7 +39,7 @@ MEGATRACE_DEVICE Any any(E) {
 }
 
 struct Dense {
-  Phase phase;    // kPhases: a rehearsal
+  Phase phase;
   uint32_t rows;  // of input and output
   const char* weights;
   const uint32_t* in;  // [rows][k / 2] bf16 pairs, handed over

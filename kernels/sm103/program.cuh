@@ -22,6 +22,12 @@ class Program {
  public:
   Program(const Params* launches, uint32_t count, uint32_t blocks, const TraceParams& trace) {
     if (blocks == 0) blocks = megatrace::sm_count();
+#if !defined(MEGATRACE_HOST_BUILD)
+    // Blocks wait for each other, so all of them must run at once.
+    if (blocks > megatrace::sm_count())
+      throw std::runtime_error(std::to_string(blocks) + " blocks, one an SM: this GPU has " +
+                               std::to_string(megatrace::sm_count()) + " SMs");
+#endif
     for (uint32_t i = 0; i < count; ++i) add(launches[i], blocks, trace);
   }
 

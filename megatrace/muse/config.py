@@ -113,6 +113,10 @@ class MuseConfig:
             model = _read(cls, text)
         except KeyError as missing:
             raise UsageError(f"the model's configuration has no {missing}") from None
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the model's configuration has a size that is no number: {error}"
+            ) from None
         problems += _uncovered_sizes(model)
         if problems:
             raise UsageError("the megakernel does not cover this model: " + "; ".join(problems))

@@ -30,6 +30,8 @@ from megatrace.muse.params import (
     make_shape,
 )
 
+MAX_QUOTIENT = 1 << 20
+"""Heads of a step times blocks stay below: ``quotient`` of heads.cuh is exact up to here."""
 Form = Literal["fused", "twin"]
 LAYER_PHASES: tuple[Phase, ...] = tuple(phase for phase in Phase if phase is not Phase.EMBED)
 """What a launch of a layer runs, the projections of the next layer included."""
@@ -64,9 +66,16 @@ class Cache:
                     f"{name} of layer {layer} are {tuple(tensor.shape)}: "
                     f"[slots, {rank.kv_heads}, {HEAD_DIM}] is needed"
                 )
+        if self.keys.shape != self.values.shape:
+            raise UsageError(f"layer {layer} has other slots for keys than for values")
         _check(f"slots of layer {layer}", self.slots, torch.int32, device)
         if self.rope is not None:
             _check(f"rope table of layer {layer}", self.rope, torch.float32, device)
+            if self.rope.ndim != 2 or self.rope.shape[1] != HEAD_DIM:
+                raise UsageError(
+                    f"the rope table of layer {layer} is {tuple(self.rope.shape)}: "
+                    f"[positions, {HEAD_DIM}] is needed"
+                )
 
     def struct(self) -> KvCache:
         """The kernel's view of it."""
@@ -140,6 +149,12 @@ class Engine:
     def __post_init__(self) -> None:
         """Allocate; raises UsageError where the model or what lies in memory is not covered."""
         self.model.check_rows(self.max_rows)
+        heads = 2 * self.max_rows * (self.rank.heads + self.rank.kv_heads)
+        if heads * self.blocks >= MAX_QUOTIENT:
+            raise UsageError(
+                f"{self.max_rows} rows of {self.rank.heads} query and {self.rank.kv_heads} kv "
+                f"heads on {self.blocks} blocks: the megakernel divides up to {MAX_QUOTIENT}"
+            )
         if len(self.layers) != len(self.caches) or not self.layers:
             raise UsageError(f"{len(self.layers)} layers with {len(self.caches)} caches")
         for i, cache in enumerate(self.caches):

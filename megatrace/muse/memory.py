@@ -12,7 +12,7 @@ from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
 from megatrace.muse.plan import ExpertKind, packed_layer_bytes
 
 GB = 1e9
-_WORDS_OF_BLOCKS = 64 << 20
+_WORDS_OF_BLOCKS = 128 << 20
 """More than the hand-offs of any covered model take."""
 
 

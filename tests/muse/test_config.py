@@ -170,3 +170,8 @@ def test_rows_of_a_step_have_a_limit() -> None:
     for rows in (0, 17):
         with pytest.raises(UsageError, match="takes 1 to 16"):
             model().check_rows(rows)
+
+
+def test_a_size_that_is_no_number_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="no number"):
+        MuseConfig.from_dict({**text_config(), "sliding_window": None})
