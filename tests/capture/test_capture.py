@@ -175,10 +175,11 @@ ROWS = st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 2**32 - 1), st.i
 
 
 @settings(max_examples=40)
-@given(ROWS, st.randoms(use_true_random=False))
+@given(ROWS, st.integers(0, 2**32 - 1))
 def test_lines_of_any_ranks_and_rings_come_back(
-    pieces: list[tuple[int, int, int]], random: Random
+    pieces: list[tuple[int, int, int]], seed: int
 ) -> None:
+    random = Random(seed)  # the lines' bytes are not worth the examples' entropy
     with tempfile.TemporaryDirectory() as folder:
         writer = CaptureWriter(Path(folder) / "run.mtr")
         expected = []
