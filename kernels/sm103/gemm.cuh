@@ -40,7 +40,6 @@ MEGATRACE_DEVICE Any any(E) {
 
 struct Dense {
   Phase phase;
-  uint32_t rows;  // of input and output
   const char* weights;
   const uint32_t* in;  // [rows][k / 2] bf16 pairs, handed over
   uint32_t* out;       // [slices(k)][rows][n] fp32
@@ -179,7 +178,7 @@ MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const 
 #pragma unroll
             for (int v = 0; v < 4; ++v) {
               uint4 words = make_uint4(0, 0, 0, 0);
-              if (row < d.rows)
+              if (row < p.shape.rows)
                 words = ptx::load_relaxed(
                     reinterpret_cast<const uint4*>(in + (v >> 1) * 32 + (v & 1) * 4));
               if (!filled(words)) here = false, missing_row = row;
@@ -245,9 +244,10 @@ MEGATRACE_DEVICE float4* slab_sums(Shared& s, uint32_t tile, uint32_t warp) {
 
 // Adds the warps' sums up and hands them over.
 template <int NT>
-MEGATRACE_DEVICE void store_slab(Shared& s, const Dense& d, const Slab& slab, uint32_t warps) {
+MEGATRACE_DEVICE void store_slab(const Params& p, Shared& s, const Dense& d, const Slab& slab,
+                                 uint32_t warps) {
   constexpr uint32_t kRows = 8 * NT;
-  const uint32_t rows = d.rows;
+  const uint32_t rows = p.shape.rows;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < slab.tiles * kRows * 16; i += kTensorWarps * 32) {
     const uint32_t r = i & 15, row = (i >> 4) % kRows, tile = (i >> 4) / kRows;
@@ -289,7 +289,7 @@ MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, co
       }
     }
     tensor_sync();
-    store_slab<NT>(s, d, slab, warps);
+    store_slab<NT>(p, s, d, slab, warps);
     tensor_sync();
   }
 }

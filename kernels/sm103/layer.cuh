@@ -13,12 +13,11 @@ namespace muse {
 // -- projections -----------------------------------------------------------------------
 
 template <class Span, class Wait, class Publish>
-MEGATRACE_DEVICE Dense projection(const Params& p, Phase phase, const char* weights,
-                                  const uint32_t* in, uint32_t* out, uint32_t n, uint32_t k,
-                                  Span span, Wait wait, Publish publish) {
+MEGATRACE_DEVICE Dense projection(Phase phase, const char* weights, const uint32_t* in,
+                                  uint32_t* out, uint32_t n, uint32_t k, Span span, Wait wait,
+                                  Publish publish) {
   Dense d;
   d.phase = phase;
-  d.rows = p.shape.rows;
   d.weights = weights;
   d.in = in;
   d.out = out;
@@ -32,29 +31,27 @@ MEGATRACE_DEVICE Dense projection(const Params& p, Phase phase, const char* weig
 }
 
 MEGATRACE_DEVICE Dense o_proj(const Params& p) {
-  Dense d =
-      projection(p, kOProj, p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden,
-                 p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
+  Dense d = projection(kOProj, p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden,
+                       p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
   d.in_heads = p.shape.heads;
   return d;
 }
 MEGATRACE_DEVICE Dense router(const Params& p) {
-  return projection(p, kRouter, p.weights.router, p.handoff.x, p.handoff.router_part,
-                    p.shape.experts, p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  return projection(kRouter, p.weights.router, p.handoff.x, p.handoff.router_part, p.shape.experts,
+                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
 }
 MEGATRACE_DEVICE Dense pre_proj(const Params& p) {
-  return projection(p, kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part,
-                    p.shape.pre_rows, p.shape.hidden, ev::router{}, ev::x_wait{},
-                    ev::router_part{});
+  return projection(kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows,
+                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
 }
 MEGATRACE_DEVICE Dense post_proj(const Params& p) {
-  return projection(p, kPostProj, p.weights.post_proj, p.handoff.sum, p.handoff.post_part,
+  return projection(kPostProj, p.weights.post_proj, p.handoff.sum, p.handoff.post_part,
                     p.shape.post_rows, p.shape.expert_width, ev::post_proj{}, ev::expert_row_wait{},
                     ev::post_part{});
 }
 MEGATRACE_DEVICE Dense qkv(const Params& p) {
   const uint32_t width = 2 * (p.shape.heads + p.shape.kv_heads) * kHeadDim;
-  return projection(p, kQkv, p.weights.next_qkv, p.handoff.a, p.handoff.qkv_part, width,
+  return projection(kQkv, p.weights.next_qkv, p.handoff.a, p.handoff.qkv_part, width,
                     p.shape.hidden, ev::qkv{}, ev::a_wait{}, ev::qkv_part{});
 }
 
@@ -175,7 +172,8 @@ MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& sta
 }
 
 // What comes between projections, then the projection: in a loop, so that all of them are the
-// same code. Code that a launch runs once costs about twenty cycles an instruction to fetch.
+// same code. Code that a launch runs once is not in the cache: ten to twenty cycles an
+// instruction.
 template <int NT, class Experts, class T>
 MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
   Stages stages(s);

@@ -10,8 +10,10 @@ namespace muse {
 using megatrace::Chain;
 using megatrace::TraceParams;
 
-// What a launch is called in a trace: the fused layer, or one phase of the twin.
+// What a launch is called in a trace: the fused layer, the beginning of a step, or one phase of
+// the twin.
 inline uint32_t kernel_id(const Params& p) {
+  if (p.phases >> kEmbed & 1) return kEmbed + 1;
   if ((p.phases & (p.phases - 1)) != 0) return 0;
   uint32_t phase = 0;
   while (!(p.phases >> phase & 1)) ++phase;

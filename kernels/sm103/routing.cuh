@@ -92,13 +92,10 @@ MEGATRACE_DEVICE void make_routing(T& t, const Params& p, Shared& s) {
     experts += __popc(ptx::ballot(tokens != 0));
     groups += ptx::shuffle(up_to_mine, 31);
   }
-  if (lane == 0) {
-    s.routing.groups = groups;
-    s.routing.experts = experts;
-  }
+  if (lane == 0) s.routing.groups = groups;
   ptx::syncwarp();
-  if (blockIdx.x == 0) t.instant(ev::distinct_experts{}, experts);
   if (lane == 0) ptx::mbar_arrive(&s.routed);
+  t.instant(ev::distinct_experts{}, experts);  // every block: some SMs may not be recorded
 }
 
 // The table, once it is there; for warps that did not make it.

@@ -2,8 +2,8 @@
 // time, a vector: 16 bytes of fp32 words or 8 of bf16 pairs. Vector v is always the same
 // thread's, so a row stays in registers, or in shared memory without a barrier.
 //
-// A launch runs this once, and an instruction that is not cached yet costs ten cycles: what is
-// repeated is a loop, and only loads stand side by side.
+// A launch runs this once, and what is not in the cache costs ten to twenty cycles an instruction:
+// what is repeated is a loop, and only loads stand side by side.
 #pragma once
 
 #include "gemm.cuh"

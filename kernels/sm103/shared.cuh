@@ -35,7 +35,6 @@ struct Group {
 
 struct Routing {
   uint32_t groups;
-  uint32_t experts;  // distinct local ones
   Group group[kMaxPairs];
 };
 

@@ -112,17 +112,17 @@ def new_cache(model: MuseConfig, rank: RankShape, layer: int, positions: int, de
     )
 
 
-def max_splits(model: MuseConfig, rank: RankShape, blocks: int) -> int:
-    """Chunks of keys that the attention may be cut into, for a grid of ``blocks``."""
-    return -(-2 * blocks // rank.kv_heads)
+def max_splits(rank: RankShape, blocks: int) -> int:
+    """Chunks of keys that the attention cuts a kv head's into, on a grid of ``blocks``."""
+    return max(1, blocks // rank.kv_heads)
 
 
 @dataclass
 class Engine:
     """Memory of one rank for steps of up to ``max_rows`` rows on a grid of ``blocks``.
 
-    ``caches`` are one a layer. With more ranks than one, peers are
-    emulated (loopback): their rows stand in ``peers`` and never change.
+    ``caches`` are one a layer. With more ranks than one, peers are emulated (loopback): their
+    rows stand in ``peers`` and never change.
     """
 
     model: MuseConfig
@@ -186,7 +186,7 @@ class Engine:
     @property
     def splits(self) -> int:
         """Chunks of keys the hand-off has room for."""
-        return max_splits(self.model, self.rank, self.blocks)
+        return max_splits(self.rank, self.blocks)
 
     def empty(self) -> None:
         """Empty all hand-off words: before the first replay, and after a program that was cut."""

@@ -28,7 +28,8 @@ LEVELS: tuple[Level, ...] = ("off", "counters", "timeline")
 CHIPS: tuple[str, ...] = ("sm_90a", "sm_103a")
 """GPUs the kernel covers."""
 KERNELS: tuple[str, ...] = ("layer", *PHASES)
-"""What the launches are called in a trace: the fused layer, then the twin's phases."""
+"""What the launches are called in a trace: the fused layer, then the twin's phases. ``embed`` is
+the first launch of a step in either form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ that the megakernel covers; nothing else happens without ``--enable-nvidia-megak
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from megatrace.paths import SESSION_ENV
@@ -31,8 +32,6 @@ def register() -> None:
 
 
 def _hook(arguments: Any) -> None:
-    import os
-
     from megatrace.sglang import megakernel, muse_model
     from megatrace.sglang.plugin import READY
 

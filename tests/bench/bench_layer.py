@@ -3,10 +3,11 @@
     python -m tests.bench.bench_layer [--layers 8] [--rows 16 8 1] [--rounds 24] [-o figures.json]
 
 One rank of TP8/EP8 with its peers emulated; random weights, routing by the real router. Prints
-for every number of rows the time of a layer, the fraction of the floor (bytes that must be read
-at the copy bandwidth of this run) with its distinct experts, and the ratio of twin to fused in
-turn (ABBA) with its spread and that of fused to itself (A/A). ``--levels`` adds what the
-tracer costs at each level, ``--phases`` what each launch of the twin takes.
+for every number of rows the time of a layer, the experts of this rank that a layer's rows hit
+(mean of all layers), the fraction of the floor (bytes that must be read, at the copy bandwidth of
+this run), and the ratio of twin to fused in turn (ABBA) with its spread and that of fused to
+itself (A/A). ``--levels`` adds what the tracer costs at each level, ``--phases`` what each launch
+of the twin takes. Where a launch's time goes: ``python -m tests.bench.layer_phases``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import torch
 from megatrace.agent.memory import TraceParams
 from megatrace.muse.config import RELEASED
 from megatrace.muse.engine import Engine, new_cache
+from megatrace.muse.events import ROLES
 from megatrace.muse.pack import pack_layer
 from megatrace.muse.params import Phase
-from megatrace.muse.plan import layer_floor
+from megatrace.muse.plan import step_floor
 from megatrace.muse.program import Build, Level, Program, block_count
 from megatrace.muse.tensors import random_layer
 from megatrace.schema.layout import CAUSE_SLOTS, LEVEL_COUNTERS, LEVEL_TIMELINE, LINE_WORDS
@@ -74,7 +76,7 @@ class PrivateTrace:
 
     def __init__(self, blocks: int, layers: int, level: int) -> None:
         """Room for a grid of ``blocks``; the control word says ``level``."""
-        warps = blocks * 12
+        warps = blocks * len(ROLES)
         self._control = torch.tensor([1, level] + [0] * 14, dtype=torch.int32, device="cuda")
         self._cursors = torch.zeros(warps, 4, dtype=torch.int32, device="cuda")
         self._sums = torch.zeros(layers, CAUSE_SLOTS, warps, dtype=torch.int64, device="cuda")
@@ -99,7 +101,7 @@ class Setup:
 
     @classmethod
     def make(cls, layers: int, rows: int, context: int, build: Build, l2_bytes: int) -> Setup:
-        """Random weights of one rank; weights of layers beyond a few are shared."""
+        """Random weights of one rank, a random past of ``context`` keys."""
         model = replace(RELEASED, layers=RELEASED.layers[:layers])
         rank = model.shard(0, RANKS, shard_projections=True)
         packed = [
@@ -130,19 +132,19 @@ class Setup:
         engine.keep_routes()
         return cls(engine, layers)
 
-    def distinct(self, rows: int) -> float:
-        """Experts of this rank that the last step hit, mean of its layers."""
+    def distinct(self, rows: int) -> list[int]:
+        """Experts of this rank that each layer of the last step hit."""
         engine, counts = self.engine, []
         for ids in engine.routes.values():
             local = ids[:rows] - engine.rank.first_expert
             hit = local[(local >= 0) & (local < engine.rank.local_experts)]
             counts.append(hit.unique().numel())
-        return statistics.mean(counts)
+        return counts
 
 
 def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:
     """Figures of one number of rows."""
-    build = Build(target="sm_90a", experts=options.experts)
+    build = Build.here(options.experts)
     setup = Setup.make(options.layers, rows, options.context, build, options.l2_bytes)
     engine = setup.engine
     programs = {
@@ -165,24 +167,24 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
                 times[name].append(ms)
         distinct.append(setup.distinct(rows))
     fused_us = statistics.median(times["fused"]) * 1e3 / options.layers
-    hit = statistics.mean(distinct)
-    floor = layer_floor(
+    hit = [statistics.mean(layer) for layer in zip(*distinct, strict=True)]
+    floor = step_floor(
         engine.model,
         engine.rank,
-        0,
-        kind=options.experts,
+        kinds=[options.experts] * options.layers,
         distinct=hit,
         context=options.context,
         rows=rows,
     )
-    floor_us = floor.total / bandwidth * 1e6
+    floor_us = floor.total / bandwidth * 1e6 / options.layers
     figures = {
         "rows": rows,
         "layers": options.layers,
         "us_a_layer": fused_us,
         "twin_us_a_layer": statistics.median(times["twin"]) * 1e3 / options.layers,
-        "distinct_experts": hit,
-        "floor_bytes": asdict(floor),
+        "distinct_experts": statistics.mean(hit),
+        "distinct_experts_by_layer": hit,
+        "floor_bytes_a_step": asdict(floor),
         "floor_us": floor_us,
         "fraction_of_floor": floor_us / fused_us,
         "twin_to_fused": quantiles(
@@ -215,7 +217,7 @@ def level_overhead(setup: Setup, rows: int, experts: Any, rounds: int) -> dict[s
         name: PrivateTrace(engine.blocks, setup.layers, level) for name, (_, level) in cases.items()
     }
     timed = {
-        name: Timed(Program(launches, Build("sm_90a", experts, level), trace=traces[name].params))
+        name: Timed(Program(launches, Build.here(experts, level=level), trace=traces[name].params))
         for name, (level, _) in cases.items()
     }
     engine.empty()
@@ -254,6 +256,27 @@ def phase_times(setup: Setup, rows: int, build: Build) -> dict[str, float]:
     }
 
 
+def say(figures: dict[str, Any]) -> None:
+    """One number of rows, for a reader."""
+    spread = "{median:.3f} ({p5:.3f} to {p95:.3f})".format
+    print(f"{figures['rows']} rows, {figures['layers']} layers:")
+    print(
+        f"  a layer   fused {figures['us_a_layer']:.1f} us, twin {figures['twin_us_a_layer']:.1f}"
+    )
+    print(
+        f"  the floor {figures['floor_us']:.1f} us with {figures['distinct_experts']:.1f} experts "
+        f"hit a layer: {100 * figures['fraction_of_floor']:.0f} % of it reached"
+    )
+    print(f"  twin to fused {spread(**figures['twin_to_fused'])}")
+    print(f"  fused to itself (A/A) {spread(**figures['fused_to_fused'])}")
+    percent = "{median:+.2f} % ({p5:+.2f} to {p95:+.2f})".format
+    for name, overhead in figures.get("overhead", {}).items():
+        print(f"  {name:<29} {percent(**overhead)}")
+    for name, us in figures.get("phase_us", {}).items():
+        print(f"  twin's {name:<22} {us:7.1f} us")
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Measure and print; 0 without a GPU, having said so."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -276,7 +299,7 @@ def main() -> int:
     for rows in options.rows:
         figures = measure(options, rows, bandwidth)
         results.append(figures)
-        print(json.dumps(figures), flush=True)
+        say(figures)
         torch.cuda.empty_cache()
     if options.out:
         options.out.write_text(

@@ -97,7 +97,7 @@ def test_every_launch_of_every_warp_is_there_to_its_end(
 
 def test_launches_are_called_what_they_run(trace: Trace) -> None:
     by_step = trace.launches.groupby("step").kernel.unique()
-    assert set(by_step[FUSED]) == {"layer"}
+    assert set(by_step[FUSED]) == {"embed", "layer"}
     assert set(by_step[TWIN]) == set(KERNELS) - {"layer"}
 
 
@@ -169,10 +169,10 @@ def test_the_experts_counted_are_the_references(
 ) -> None:
     counted = records[records.event == "distinct_experts"]
     expected = [len(experts) for experts in facts["experts"]]
-    fused = counted[counted.step == FUSED]
-    assert fused.sort_values("layer").a0.tolist() == expected
-    twin = counted[counted.step == TWIN].groupby("layer").a0.unique()
-    assert [values.tolist() for values in twin] == [[count] for count in expected]
+    for step in (FUSED, TWIN):
+        layers = counted[counted.step == step].groupby("layer")
+        assert [values.tolist() for values in layers.a0.unique()] == [[n] for n in expected]
+        assert (layers.block.nunique() == BLOCKS).all()
 
 
 def test_a_block_begins_with_experts_that_were_hit(

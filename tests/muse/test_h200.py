@@ -10,6 +10,7 @@ from megatrace.analysis import decode
 from megatrace.analysis.trace import Trace
 from megatrace.capture.reader import open_capture
 from megatrace.muse.events import MUSE, PHASES, ROLES
+from tests.bench.layer_phases import phase_table
 
 FILE = Path(__file__).with_name("h200.mtr")
 TENSOR_ONLY = {"o_proj", "router", "post_proj", "qkv", "attention"}
@@ -39,6 +40,14 @@ def test_every_phase_is_a_span_of_the_tensor_warps(trace: Trace) -> None:
     assert set(PHASES) - owned_by_other_sms <= set(spans.event)
     by_math = trace.records[(trace.records.kind == "span") & (trace.records.role == "math")]
     assert not TENSOR_ONLY & set(by_math.event)
+
+
+def test_the_phases_of_a_layer_follow_each_other(trace: Trace) -> None:
+    records, launches = (of[of.layer == 1] for of in (trace.records, trace.launches))
+    table = phase_table(records, launches)
+    assert table.begin_us.is_monotonic_increasing
+    assert (table.lasts_us > 0).all()
+    assert (table.waits_us <= table.lasts_us).all()
 
 
 def test_weights_asked_for_early_meet_their_first_use(trace: Trace) -> None:

@@ -24,7 +24,6 @@ EXPERTS = {"sm_90a": (1, "BitLayout"), "sm_103a": (2, "NativeLayout")}
 TILES = ("Li1E", "Li2E")
 """In the mangled names: steps of up to 8 rows, and of up to 16."""
 KNOWN_SPILL_BYTES = {
-    ("sm_103a", "off"): 12,
     ("sm_103a", "timeline"): 40,
     ("sm_90a", "timeline"): 160,
 }

@@ -215,7 +215,7 @@ def test_launches_lie_inside_the_verify_of_their_step(seen: Seen) -> None:
     launches = seen.trace.launches
     whole = launches[launches["complete"]]
     assert set(whole["layer"]) == set(range(LAYERS))
-    assert set(whole["kernel"].astype(str)) == {"layer"}
+    assert set(whole["kernel"].astype(str)) == {"embed", "layer"}
     verifies = hosts(seen, "verify").drop_duplicates("step").set_index("step")
     # The verify that was cut by the kill was never written.
     whole = whole[whole["step"].isin(verifies.index)]
