@@ -168,6 +168,15 @@ MEGATRACE_DEVICE void store_state(uint4* p, uint4 v) {
   store_relaxed(halves, v.x | static_cast<uint64_t>(v.y) << 32);
   store_relaxed(halves + 1, v.z | static_cast<uint64_t>(v.w) << 32);
 }
+// Here a copy is there at once.
+MEGATRACE_DEVICE void fetch_async(uint4* to, const void* from) {
+  check_aligned(to, 16);
+  check_aligned(from, 16);
+  *to = *static_cast<const uint4*>(from);
+}
+MEGATRACE_DEVICE void fetch_async_commit() {}
+template <int kNewer>
+MEGATRACE_DEVICE void fetch_async_wait() {}
 MEGATRACE_DEVICE void add_state(uint64_t* p, uint64_t v) {
   check_aligned(p, 8);
   machine().will_store();

@@ -49,6 +49,7 @@ MEGATRACE_DEVICE float exp2_approx(float v) { return std::exp2(v); }
 MEGATRACE_DEVICE float rsqrt(float v) {
   return static_cast<float>(1 / std::sqrt(static_cast<double>(v)));
 }
+MEGATRACE_DEVICE float reciprocal(float v) { return 1 / v; }
 
 // -- matrices: whole warps only ------------------------------------------------------------
 

@@ -23,9 +23,9 @@ MEGATRACE_DEVICE uint64_t sum_words(float low, float high) {
 }
 
 // Hands a chunk of a head over. A lane stores what it has: vector 4 k + j of a partial is the
-// pairs that lane j has of dims 16 k .. 16 k + 7 and of the eight after them.
+// pairs that lane j has of dims 16 k .. 16 k + 7 and of the eight after them. Of the first `rows`.
 MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_t lane,
-                                     uint32_t split, uint32_t head) {
+                                     uint32_t split, uint32_t head, uint32_t rows) {
   float sum[2] = {a.sum[0], a.sum[1]};
 #pragma unroll
   for (float& x : sum) {
@@ -36,7 +36,7 @@ MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t row = (lane >> 2) + 8 * half, j = lane & 3;
     const uint32_t at = partial_index(p, split, row * p.shape.heads + head);
-    if (row >= p.shape.rows) continue;
+    if (row >= rows) continue;
     uint4* to = reinterpret_cast<uint4*>(p.handoff.attn_out) + at * (kHeadDim / 4) + j;
 #pragma unroll
     for (uint32_t k = 0; k < 4; ++k) {
@@ -50,53 +50,86 @@ MEGATRACE_DEVICE void store_attended(const Params& p, const Attended& a, uint32_
   }
 }
 
-// One chunk of a kv head; the tensor warps. `stage` goes on from chunk to chunk, so that one
-// barrier a stage keeps readers and writers apart.
+// Waits, if it has not yet, until the launch before has ended.
+template <class T>
+MEGATRACE_DEVICE void wait_for_launch_before(T& t, bool& runs_ahead) {
+  if (!runs_ahead) return;
+  runs_ahead = false;
+  ptx::dependency_wait();
+  t.after_dependency();
+  t.head();
+}
+
+// One chunk of a kv head; the tensor warps. Keys are asked for kStagesHeld - 1 stages ahead.
 //
-// The first turn is at zeros past the end, all hidden: it brings the code into the instruction
-// cache while the first keys are on their way.
-MEGATRACE_DEVICE void attend_chunk(const Params& p, Shared& s, const Chunks& c, uint32_t thread,
-                                   uint32_t kv_head, uint32_t split, uint32_t& stage) {
+// Before it needs the queries it rehearses, with whatever is in the last stage, all hidden: that
+// brings the code into the instruction cache while the first keys are on their way. Where the
+// block runs ahead of the launch before, it goes as far without it as keys of earlier steps go.
+template <class T>
+MEGATRACE_DEVICE void attend_chunk(T& t, const Params& p, Shared& s, const Chunks& c,
+                                   uint32_t thread, uint32_t kv_head, uint32_t split,
+                                   bool& runs_ahead) {
   const uint32_t begin = c.first + split * c.keys, end = min(begin + c.keys, c.end);
   KeyStager stager(p, thread, kv_head, begin, end);
   const uint32_t group = quotient(p.shape.heads, p.shape.kv_heads);
   const uint32_t warp = thread >> 5, lane = thread & 31, head = kv_head * group + warp;
   const bool attends = warp < group;
-  uint32_t q[4][4];
+  uint32_t q[4][4] = {};
   Attended a;
-  if (attends) load_query(q, p, lane, head);
-  uint32_t position = c.end;
+  bool rehearsed = false;
+  uint32_t position = begin, ahead = kStagesHeld - 1;
 #pragma unroll 1
-  for (uint32_t next = begin;; next += kStageKeys) {
-    char* staged = s.work + stage;
-    stage ^= kStagedBytes;
-    stager.place(staged);
-    tensor_sync();
-    stager.fetch();
-    if (attends) attend_stage(a, q, p, c, staged, lane, position);
-    if (next >= end) break;
-    position = next;
+  for (;;) {
+    const uint32_t next = min(stager.next(), end - 1);
+    const bool needs_step = runs_ahead && min(next + kStageKeys, end) > c.context;
+    const bool rehearses = !rehearsed && (ahead == 0 || needs_step);
+    if (!rehearses) {
+      if (ahead == 0) {
+        ptx::fetch_async_wait<kStagesHeld - 2>();
+        tensor_sync();
+      }
+      stager.fetch(s.work);
+      if (ahead != 0) {
+        --ahead;
+        continue;
+      }
+    }
+    const bool last = position + kStageKeys >= end;
+    if (attends) {
+      const uint32_t turn = rehearses ? kStagesHeld - 1 : (position - begin) / kStageKeys;
+      attend_stage(a, q, p, c, s.work + turn % kStagesHeld * kStagedBytes, lane,
+                   rehearses ? c.end : position);
+      if (rehearses || last) store_attended(p, a, lane, split, head, rehearses ? 0 : p.shape.rows);
+    }
+    if (rehearses) {
+      wait_for_launch_before(t, runs_ahead);
+      if (attends) load_query(q, p, lane, head);
+      a = Attended();
+      rehearsed = true;
+      continue;
+    }
+    if (last) break;
+    position += kStageKeys;
   }
-  if (attends) store_attended(p, a, lane, split, head);
+  tensor_sync();
 }
 
+// `runs_ahead`: the launch before may not have ended.
 template <class T>
-MEGATRACE_DEVICE void attention(T& t, const Params& p, Shared& s) {
+MEGATRACE_DEVICE void attention(T& t, const Params& p, Shared& s, bool& runs_ahead) {
   const uint32_t thread = ptx::opaque(threadIdx.x), kv_heads = p.shape.kv_heads;
   if (thread >= kTensorWarps * 32) return;
   const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
   uint32_t unit = blockIdx.x, split = quotient(unit, kv_heads);
   if (c.first + split * c.keys >= c.end) return;
   auto span = t.span(ev::attention{});
-  uint32_t stage = 0;
 #pragma unroll 1
   do {
-    attend_chunk(p, s, c, thread, unit - split * kv_heads, split, stage);
+    attend_chunk(t, p, s, c, thread, unit - split * kv_heads, split, runs_ahead);
     unit += gridDim.x;
     split = quotient(unit, kv_heads);
   } while (c.first + split * c.keys < c.end);
   if ((thread >> 5) < quotient(p.shape.heads, kv_heads)) t.publish(ev::attn_part{}, blockIdx.x);
-  tensor_sync();
 }
 
 // -- merge -------------------------------------------------------------------------------
@@ -155,12 +188,14 @@ MEGATRACE_DEVICE void merge_chunks(T& t, Merged& a, const Params& p, const Membe
                                    uint32_t first) {
   uint2 sums = make_uint2(__float_as_uint(kNoMaximum), 0);
   uint4 v[kMergeVectors] = {};
-  uint32_t slot = 0, missing = (2u << kMergeVectors) - 1;
-  t.poll(ev::attn_part_wait{}, slot, [&] {
-    return try_load(
-        slot, [&] { return try_chunks(missing, v, sums, p, m, lane, first); },
-        [&] { return missing_producer(missing, p, m, lane, first); });
-  });
+  megatrace::LaneSlot slot;
+  uint32_t missing = (2u << kMergeVectors) - 1;
+  if (m.length != 0)
+    t.poll(ev::attn_part_wait{}, slot, [&] {
+      return try_load(
+          slot, [&] { return try_chunks(missing, v, sums, p, m, lane, first); },
+          [&] { return missing_producer(missing, p, m, lane, first); });
+    });
   float top = __uint_as_float(sums.x);
 #pragma unroll
   for (uint32_t mask = 8; mask != 0; mask /= 2) top = fmaxf(top, ptx::shuffle_xor(top, mask));
@@ -188,9 +223,12 @@ template <class T>
 MEGATRACE_DEVICE void merge_share(T& t, float* merged, const Params& p, const Member& m,
                                   uint32_t lane) {
   Merged a;
+  uint32_t first = m.index;
 #pragma unroll 1
-  for (uint32_t first = m.index; first * m.keys < m.length; first += kMergeChunks * m.team)
+  do {
     merge_chunks(t, a, p, m, lane, first);
+    first += kMergeChunks * m.team;
+  } while (first * m.keys < m.length);
 #pragma unroll
   for (uint32_t k = 0; k < 4; ++k) a.out[k] += ptx::shuffle_xor(a.out[k], 16);
   if (lane < 16)
@@ -201,7 +239,7 @@ MEGATRACE_DEVICE void merge_share(T& t, float* merged, const Params& p, const Me
 // The team's shares, `stride` floats apart, in order, then norm and gate:
 // o = bf(rms(bf(attention)) * sigmoid(gate)). Lane l makes the pair of dims 2l, 2l + 1.
 MEGATRACE_DEVICE void finish_head_out(const Params& p, const float* merged, const Member& m,
-                                      uint32_t stride, uint32_t lane, uint32_t gate) {
+                                      uint32_t stride, uint32_t lane, uint32_t gate, bool stores) {
   const uint32_t pair = (lane & 24) | (lane & 3) << 1 | (lane >> 2 & 1);
   float maximum = kNoMaximum, sum = 0, x = 0, y = 0;
 #pragma unroll 1
@@ -223,13 +261,14 @@ MEGATRACE_DEVICE void finish_head_out(const Params& p, const float* merged, cons
   const float scale = head_rms_scale(x, y, p.shape.eps_norm);
   const float gx = reciprocal(1 + ptx::exp2_approx(-kLog2e * ptx::bf16_low(gate)));
   const float gy = reciprocal(1 + ptx::exp2_approx(-kLog2e * ptx::bf16_high(gate)));
-  put(p.handoff.heads + m.item * (kHeadDim / 2) + lane,
-      pair_word(ptx::pack_bf16(x * scale * gx, y * scale * gy)));
+  const uint32_t word = pair_word(ptx::pack_bf16(x * scale * gx, y * scale * gy));
+  if (stores) put(p.handoff.heads + m.item * (kHeadDim / 2) + lane, word);
 }
 
 // The shares of the warps lie where later the routing is: neither the staged keys, at which
 // tensor warps may still be, nor what the next phase writes are there. So the warps that need
-// not finish an item go on.
+// not finish an item go on. The math warps, which are early, rehearse a merge of nothing: that
+// brings the code into the instruction cache.
 template <class T>
 MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   constexpr uint32_t kWorkerWarps = kWorkers / 32;
@@ -247,17 +286,30 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   Member m = {begin + warp - index * at_once, index, quotient(kWorkerWarps, at_once), c.keys,
               c.end - c.first};
   float* merged = reinterpret_cast<float*>(&s.routing) + warp * kMergedFloats;
+  bool rehearses = warp >= kTensorWarps;
+  uint32_t left = end - begin;
 #pragma unroll 1
-  for (uint32_t left = end - begin;; m.item += at_once, left -= at_once) {
-    const bool mine = m.index < m.team && m.item < end;
-    const bool finishes = mine && m.index == 0;
+  for (;;) {
+    const Member now = rehearses ? Member{m.item, 0, 1, m.keys, 0} : m;
+    const bool mine = now.index < now.team && now.item < end;
+    const bool finishes = mine && now.index == 0;
     uint32_t gate = 0;  // asked for early
-    if (finishes) gate = reinterpret_cast<const uint32_t*>(p.gate)[m.item * (kHeadDim / 2) + lane];
-    if (mine) merge_share(t, merged, p, m, lane);
-    workers_sync();
-    if (finishes) finish_head_out(p, merged, m, at_once * kMergedFloats, lane, gate);
-    if (left <= at_once) break;
-    workers_sync();
+    if (finishes)
+      gate = reinterpret_cast<const uint32_t*>(p.gate)[now.item * (kHeadDim / 2) + lane];
+    if (mine) merge_share(t, merged, p, now, lane);
+    if (rehearses)
+      ptx::syncwarp();
+    else
+      workers_sync();
+    if (finishes) finish_head_out(p, merged, now, at_once * kMergedFloats, lane, gate, !rehearses);
+    if (!rehearses) {
+      if (left <= at_once) break;
+      workers_sync();
+      m.item += at_once;
+      left -= at_once;
+    }
+    ptx::syncwarp();
+    rehearses = false;
   }
   if (m.index == 0) t.publish(ev::heads{}, blockIdx.x);
 }

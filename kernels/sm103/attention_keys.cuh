@@ -14,7 +14,8 @@ constexpr uint32_t kKeyVectors = kHeadDim * 2 / 16;  // 16 bytes each, of a key 
 constexpr uint32_t kKeyStride = kHeadDim * 2 + 16;   // padded: eight rows meet all banks
 constexpr uint32_t kKeysBytes = kStageKeys * kKeyStride;
 constexpr uint32_t kStagedBytes = 2 * kKeysBytes;  // keys, then values
-static_assert(2 * kStagedBytes <= kWorkBytes, "two stages of keys and values");
+constexpr uint32_t kStagesHeld = 4;                // one is looked at, the others are on their way
+static_assert(kStagesHeld * kStagedBytes <= kWorkBytes, "stages of keys and values");
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kNoMaximum = -1e30f;  // of rows that see nothing yet; finite, so no inf - inf
@@ -35,8 +36,7 @@ struct Chunks {
 MEGATRACE_DEVICE Chunks attention_chunks(const Params& p, uint32_t context) {
   const uint32_t first = oldest_seen(p, context), end = context + p.shape.rows;
   const uint32_t stages = (end - first + kStageKeys - 1) / kStageKeys;
-  const uint32_t fair = quotient(gridDim.x, p.shape.kv_heads);
-  const uint32_t most = max(min(fair, p.shape.max_splits), 1u);
+  const uint32_t most = p.shape.max_splits;
   return {context, first, end, quotient(stages + most - 1, most) * kStageKeys};
 }
 
@@ -50,16 +50,18 @@ MEGATRACE_DEVICE uint32_t attention_producer(const Params& p, uint32_t head, uin
 
 // -- staging -----------------------------------------------------------------------------
 
-// A tensor warp's part of every stage: eight keys and their values, 16 bytes a lane of two of
-// them at once, asked for a stage ahead; lane l knows the slot of key l % 8 a stage before.
+// A tensor warp's part of every stage: eight keys and their values, which it copies into shared
+// memory, 16 bytes a lane of two of them at once. Stages take turns in kStagesHeld places; lane l
+// knows the slot of key l % 8 of the stage that has turn l / 8.
 class KeyStager {
  public:
   MEGATRACE_DEVICE KeyStager(const Params& p, uint32_t thread, uint32_t kv_head, uint32_t begin,
                              uint32_t end)
-      : end_(end), key_bytes_(p.shape.kv_heads * kHeadDim * 2), lane_(thread & 31) {
+      : begin_(begin), end_(end), next_(begin), key_bytes_(p.shape.kv_heads * kHeadDim * 2) {
+    lane_ = thread & 31;
     const uint32_t first = (thread >> 5) * kWarpKeys, part = thread & 15;
-    next_ = begin + first + (thread & (kWarpKeys - 1));
     slots_ = p.kv.slots;
+    lookup_ = begin + (lane_ / kWarpKeys) * kStageKeys + first + lane_ % kWarpKeys;
     find();
     const bool is_key = part < kKeyVectors;
     const uint32_t vector = part & (kKeyVectors - 1);
@@ -68,41 +70,51 @@ class KeyStager {
     place_ = (first + (lane_ >> 4)) * kKeyStride + vector * 16 + (is_key ? 0 : kKeysBytes);
   }
 
-  // Asks for the stage whose slots are known. Keys past the end or in slot 0, which pads, are
-  // never read: they are zeros, for a weight of zero does not silence a NaN.
-  MEGATRACE_DEVICE void fetch() {
-#pragma unroll
-    for (uint32_t i = 0; i < kCopies; ++i) {
-      const uint32_t slot = ptx::shuffle(slot_, 2 * i + (lane_ >> 4));
-      held_[i] = make_uint4(0, 0, 0, 0);
-      if (static_cast<int32_t>(slot) > 0)
-        held_[i] = *reinterpret_cast<const uint4*>(from_ + uint64_t{slot} * key_bytes_);
-    }
-    find();
-  }
+  // First position of the stage that is asked for next.
+  MEGATRACE_DEVICE uint32_t next() const { return next_; }
 
-  MEGATRACE_DEVICE void place(char* stage) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kCopies; ++i)
-      *reinterpret_cast<uint4*>(stage + place_ + 2 * i * kKeyStride) = held_[i];
+  // Asks for it. Keys past the end or in slot 0, which pads, are never read: they are zeros, for
+  // a weight of zero does not silence a NaN.
+  MEGATRACE_DEVICE void fetch(char* stages) {
+    if (next_ < end_) {
+      const uint32_t turn = (next_ - begin_) / kStageKeys % kStagesHeld;
+      if (turn == 0) {
+        slot_ = found_;
+        find();
+      }
+      char* to = stages + (turn * kStagedBytes + place_);
+      const uint32_t first = turn * kWarpKeys + (lane_ >> 4);
+#pragma unroll 1
+      for (uint32_t i = 0; i < kWarpKeys; i += 2) {
+        const uint32_t slot = ptx::shuffle(slot_, first + i);
+        if (static_cast<int32_t>(slot) > 0)
+          ptx::fetch_async(reinterpret_cast<uint4*>(to), from_ + uint64_t{slot} * key_bytes_);
+        else
+          *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+        to += 2 * kKeyStride;
+      }
+      next_ += kStageKeys;
+    }
+    ptx::fetch_async_commit();
   }
 
  private:
   static constexpr uint32_t kWarpKeys = kStageKeys / kTensorWarps;
-  static constexpr uint32_t kCopies = kWarpKeys / 2;
+  static_assert(kStagesHeld * kWarpKeys == 32, "a slot a lane");
 
   MEGATRACE_DEVICE void find() {
-    slot_ = 0;
-    if (next_ < end_) slot_ = static_cast<uint32_t>(slots_[next_]);
-    next_ += kStageKeys;
+    found_ = 0;
+    if (lookup_ < end_) found_ = static_cast<uint32_t>(slots_[lookup_]);
+    lookup_ += kStagesHeld * kStageKeys;
   }
 
   const char* from_;
   const int32_t* slots_;
-  uint32_t next_;  // position of this lane's key in the stage that find() is for
-  const uint32_t end_, key_bytes_, lane_;
-  uint32_t place_, slot_;
-  uint4 held_[kCopies] = {};
+  const uint32_t begin_, end_;
+  uint32_t next_, lookup_;
+  const uint32_t key_bytes_;
+  uint32_t lane_, place_;
+  uint32_t slot_ = 0, found_;  // of the stages asked for, and of those after them
 };
 
 // -- tensor warps ------------------------------------------------------------------------

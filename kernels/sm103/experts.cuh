@@ -1,17 +1,20 @@
 // The experts: gate and up rows with SwiGLU, then down rows, of every local expert that some row
 // was routed to.
 //
-// A unit is a row tile of 16 of one group of tokens, over all columns, by one tensor warp: no
-// sums over warps. Blocks take contiguous shares of the units, so a block sees one or two experts,
-// and go through them in passes whose tokens fit shared memory.
+// A unit is a row tile of 16 of one group of tokens, over all columns. Blocks take contiguous
+// shares of the units, so a block sees one or two experts, and go through them in passes whose
+// tokens fit shared memory; in a pass the tensor warps share the stages of weights.
 #pragma once
 
 #include "gemm.cuh"
 #include "ring.cuh"
 #include "routing.cuh"
+#include "rowwise.cuh"
 #include "weights.cuh"
 
 namespace muse {
+
+constexpr uint32_t kMaxExpertColumns = 4096;
 
 struct ExpertMatrix {
   Phase phase;
@@ -19,27 +22,20 @@ struct ExpertMatrix {
   uint32_t tiles, columns;
   AnySpan span;
   AnyWait wait;  // for the input
-  AnyPublish publish;
 };
+
+MEGATRACE_DEVICE AnyPublish expert_publish(bool down) {
+  return down ? any<AnyPublish>(ev::down{}) : any<AnyPublish>(ev::act{});
+}
 
 MEGATRACE_DEVICE uint32_t up_tiles(const Params& p) { return p.shape.expert_inner / 8; }
 
 MEGATRACE_DEVICE ExpertMatrix expert_matrix(const Params& p, bool down) {
   if (down)
-    return {kExpertsDown,
-            p.weights.experts_down,
-            p.shape.expert_width / 16,
-            p.shape.expert_inner,
-            any<AnySpan>(ev::experts_down{}),
-            any<AnyWait>(ev::act_wait{}),
-            any<AnyPublish>(ev::down{})};
-  return {kExpertsUp,
-          p.weights.experts_up,
-          up_tiles(p),
-          p.shape.expert_width,
-          any<AnySpan>(ev::experts_up{}),
-          any<AnyWait>(ev::routes_wait{}),
-          any<AnyPublish>(ev::act{})};
+    return {kExpertsDown,         p.weights.experts_down,           p.shape.expert_width / 16,
+            p.shape.expert_inner, any<AnySpan>(ev::experts_down{}), any<AnyWait>(ev::act_wait{})};
+  return {kExpertsUp,           p.weights.experts_up,           up_tiles(p),
+          p.shape.expert_width, any<AnySpan>(ev::experts_up{}), any<AnyWait>(ev::routes_wait{})};
 }
 
 template <class Experts>
@@ -47,7 +43,9 @@ MEGATRACE_DEVICE uint32_t tile_bytes(const ExpertMatrix& m) {
   return m.columns / 64 * Experts::kBlockBytes;
 }
 
-// Units [unit, end) of whole or part groups, whose tokens together fit.
+// Units [unit, end) of whole or part groups, whose tokens together fit. A pass of no tokens is a
+// rehearsal: while the table of experts is being made, who has nothing else to do runs the code on
+// nothing, so that it is in the instruction cache.
 struct Pass {
   uint32_t unit, end, tokens;
 };
@@ -56,14 +54,18 @@ struct Pass {
 class Passes {
  public:
   MEGATRACE_DEVICE Passes(const Routing& routing, uint32_t tiles)
-      : routing_(routing),
-        tiles_(tiles),
-        unit_(share_begin(routing.groups * tiles, blockIdx.x)),
-        end_(share_begin(routing.groups * tiles, blockIdx.x + 1)) {}
+      : routing_(routing), tiles_(tiles) {}
+
+  // The table is there.
+  MEGATRACE_DEVICE void begin() {
+    const uint32_t total = routing_.groups * tiles_;
+    unit_ = share_begin(total, blockIdx.x);
+    end_ = share_begin(total, blockIdx.x + 1);
+  }
 
   MEGATRACE_DEVICE bool next(Pass& pass) {
     if (unit_ == end_) return false;
-    uint32_t group = unit_ / tiles_;
+    uint32_t group = quotient(unit_, tiles_);
     pass = {unit_, 0, 0};
     do {
       pass.tokens += routing_.group[group].tokens;
@@ -77,8 +79,7 @@ class Passes {
  private:
   const Routing& routing_;
   const uint32_t tiles_;
-  uint32_t unit_;
-  const uint32_t end_;
+  uint32_t unit_ = 0, end_ = 0;
 };
 
 // The block that computes a row of an expert's matrix for a (row, slot) pair.
@@ -91,33 +92,66 @@ MEGATRACE_DEVICE uint32_t expert_producer(const Routing& routing, uint32_t tiles
   return kEmpty;
 }
 
+// The stages of a pass, tile after tile, are shared out over the tensor warps evenly, so that all
+// end at once: a warp's stretch of them may begin and end inside a tile. What a warp has of
+// a tile that it does not begin, the warp that does adds up.
+struct Stretch {
+  uint32_t at, end;
+};
+MEGATRACE_DEVICE Stretch stretch_of(const Pass& pass, uint32_t tile_stages, uint32_t warp) {
+  const uint32_t total = (pass.end - pass.unit) * tile_stages;
+  return {total * warp / kTensorWarps, total * (warp + 1) / kTensorWarps};
+}
+
+template <class Experts>
+MEGATRACE_DEVICE uint32_t tile_stages(const ExpertMatrix& m) {
+  return (m.columns + Experts::kStageColumns - 1) / Experts::kStageColumns;
+}
+
 // -- loader ----------------------------------------------------------------------------
 
 template <class Experts, class T>
-MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, const Routing& routing,
-                                   const ExpertMatrix& m) {
-  const uint32_t bytes = tile_bytes<Experts>(m);
+MEGATRACE_DEVICE void load_pass(T& t, Loader& loader, const Routing& routing, const ExpertMatrix& m,
+                                const Pass& pass) {
+  const uint32_t bytes = tile_bytes<Experts>(m), stages = tile_stages<Experts>(m);
   const uint32_t stage_bytes = Experts::kStageColumns / 64 * Experts::kBlockBytes;
-  loader.begin(t, m.phase);
-  Passes passes(routing, m.tiles);
-  Pass pass;
+  Stretch mine = stretch_of(pass, stages, loader.warp());
+  if (!loader.serves(kTensorWarps)) mine.at = mine.end;
+  uint32_t unit = pass.unit + quotient(mine.at, stages);
+  uint32_t done = (mine.at - (unit - pass.unit) * stages) * stage_bytes;  // bytes of its tile
+  const char* source = nullptr;
+  bool begins = true;
 #pragma unroll 1
-  while (passes.next(pass)) {
-#pragma unroll 1
-    for (uint32_t unit = pass.unit; unit < pass.end; unit += kTensorWarps) {
-      const uint32_t mine = min(unit + ptx::lane_id() % kTensorWarps, pass.end - 1);
-      const uint32_t group = mine / m.tiles, tile = mine - group * m.tiles;
+  do {
+    if (begins && mine.at < mine.end) {
+      const uint32_t group = quotient(unit, m.tiles), tile = unit - group * m.tiles;
       const size_t row = size_t{routing.group[group].expert} * m.tiles + tile;
-      const char* source = m.weights + row * bytes;
-#pragma unroll 1
-      for (uint32_t left = bytes; left != 0;) {
-        const uint32_t now = min(stage_bytes, left);
-        loader.load(t, min(kTensorWarps, pass.end - unit), source, now);
-        source += now;
-        left -= now;
-      }
+      source = m.weights + row * bytes + done;
     }
-  }
+    const uint32_t now = min(stage_bytes, bytes - done);
+    if (loader.load(t, mine.at < mine.end, source, now)) {
+      source += now;
+      done += now;
+      begins = done == bytes;
+      if (begins) done = 0, ++unit;
+      ++mine.at;
+    }
+  } while (ptx::ballot(mine.at < mine.end) != 0);
+}
+
+template <class Experts, class T>
+MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, Shared& s, const ExpertMatrix& m) {
+  Passes passes(s.routing, m.tiles);
+  Pass pass = {0, 0, 0};
+  loader.begin(t, m.phase);
+#pragma unroll 1
+  do {
+    load_pass<Experts>(t, loader, s.routing, m, pass);
+    if (pass.tokens == 0) {
+      routing(t, s);
+      passes.begin();
+    }
+  } while (passes.next(pass));
 }
 
 // -- inputs ----------------------------------------------------------------------------
@@ -126,86 +160,90 @@ MEGATRACE_DEVICE void load_experts(T& t, Loader& loader, const Routing& routing,
 // of a fragment lie in different banks.
 MEGATRACE_DEVICE uint32_t token_stride(uint32_t columns) { return columns * 2 + 16; }
 
-// The block that owes a column of a (row, slot) pair's input.
+// Which row of the input a token of the pass has, a row of the step or a pair.
+MEGATRACE_DEVICE uint32_t token_source(const Routing& routing, const ExpertMatrix& m,
+                                       const Pass& pass, uint32_t token) {
+  uint32_t group = quotient(pass.unit, m.tiles);
+  if (token >= pass.tokens) return 0;
+#pragma unroll 1
+  for (; token >= routing.group[group].tokens; ++group) token -= routing.group[group].tokens;
+  const Group& g = routing.group[group];
+  return m.phase == kExpertsDown ? g.pairs[token] : g.rows[token];
+}
+
+// The block that owes a column of a token's input.
 MEGATRACE_DEVICE uint32_t input_producer(const Params& p, const Routing& routing,
-                                         const ExpertMatrix& m, uint32_t pair, uint32_t column) {
-  if (m.phase == kExpertsDown) return expert_producer(routing, up_tiles(p), pair, column / 8);
-  return row_owner(p, pair / p.shape.top_k);
+                                         const ExpertMatrix& m, uint32_t source, uint32_t column) {
+  if (m.phase == kExpertsDown) return expert_producer(routing, up_tiles(p), source, column / 8);
+  return chunk_owner(p, p.shape.expert_width, source, column);
 }
 
 // All workers bring the tokens of a pass, which others hand over, into shared memory.
 template <class Experts, class T>
 MEGATRACE_DEVICE void stage_tokens(T& t, const Params& p, Shared& s, const Routing& routing,
                                    const ExpertMatrix& m, const Pass& pass) {
-  constexpr uint32_t kBatch = 2;  // loads in flight
-  const uint32_t vectors = m.columns / 8, stride = token_stride(m.columns);
+  constexpr uint32_t kBatch = 6;  // loads in flight
+  const uint32_t vectors = m.columns / 8, total = pass.tokens * vectors;
   const uint4* const rows =
       reinterpret_cast<const uint4*>(m.phase == kExpertsDown ? p.handoff.act : p.handoff.y);
-  uint32_t group = pass.unit / m.tiles, i = 0;
+  const uint32_t source = token_source(routing, m, pass, ptx::lane_id());
+  uint32_t base = threadIdx.x;
 #pragma unroll 1
-  for (uint32_t token = 0; token < pass.tokens; ++token, ++i) {
-    if (i == routing.group[group].tokens) ++group, i = 0;
-    const uint32_t pair = routing.group[group].pairs[i];
-    const uint32_t row = m.phase == kExpertsDown ? pair : routing.group[group].rows[i];
-    const uint4* const in = rows + row * vectors;
-    char* const line = s.work + token * stride;
-#pragma unroll 1
-    for (uint32_t base = threadIdx.x; base < ((vectors + 31) & ~31u); base += kWorkers * kBatch) {
-      uint4 words[kBatch];
-      uint32_t slot = 0, missing = 0;
-      t.poll(m.wait, slot, [&] {
-        return try_load(
-            slot,
-            [&] {
-              bool here = true;
+  do {
+    uint4 words[kBatch] = {};
+    Sources<uint4, kBatch> from;
+    uint32_t at[kBatch];
 #pragma unroll
-              for (uint32_t k = 0; k < kBatch; ++k) {
-                const uint32_t v = base + k * kWorkers;
-                words[k] = make_uint4(0, 0, 0, 0);
-                if (v < vectors) words[k] = ptx::load_relaxed(in + v);
-                if (!filled(words[k])) here = false, missing = v;
-              }
-              return here;
-            },
-            [&] { return input_producer(p, routing, m, pair, missing * 8); });
-      });
-#pragma unroll
-      for (uint32_t k = 0; k < kBatch; ++k) {
-        const uint32_t v = base + k * kWorkers;
-        const uint4 w = words[k];
-        if (v < vectors)
-          *reinterpret_cast<uint4*>(line + v * 16) =
-              make_uint4(Experts::operand(w.x), Experts::operand(w.y), Experts::operand(w.z),
-                         Experts::operand(w.w));
-      }
+    for (uint32_t k = 0; k < kBatch; ++k) {
+      const uint32_t v = base + k * kWorkers;
+      from.wanted[k] = v < total;
+      const uint32_t token = from.wanted[k] ? quotient(v, vectors) : 0;
+      const uint32_t vector = v - token * vectors;
+      from.at[k] = rows + (ptx::shuffle(source, token) * vectors + vector);
+      at[k] = token * token_stride(m.columns) + vector * 16;
     }
-  }
+    poll_rows(t, m.wait, from, words, [&](uint32_t j) {
+      const uint32_t v = base + j * kWorkers, token = quotient(v, vectors);
+      const uint32_t vector = v - token * vectors;
+      return input_producer(p, routing, m, ptx::shuffle(source, token), vector * 8);
+    });
+#pragma unroll
+    for (uint32_t k = 0; k < kBatch; ++k)
+      if (from.wanted[k])
+        *reinterpret_cast<uint4*>(s.work + at[k]) =
+            make_uint4(Experts::operand(words[k].x), Experts::operand(words[k].y),
+                       Experts::operand(words[k].z), Experts::operand(words[k].w));
+    base += kWorkers * kBatch;
+  } while (base - ptx::lane_id() < total);
 }
 
 // -- tensor warps ----------------------------------------------------------------------
 
-// One unit: 16 rows for the tokens of one group, which begin at token `first` of the pass.
+// Some stages of a tile, from `stage` on: 16 rows for the tokens of one group, which begin at
+// token `first` of the pass.
 template <class Experts, class T>
-MEGATRACE_DEVICE void multiply_unit(T& t, Shared& s, Stages& stages, const ExpertMatrix& m,
-                                    uint32_t first, float (&sum)[4]) {
+MEGATRACE_DEVICE float4 multiply_stages(T& t, Shared& s, Stages& stages, const ExpertMatrix& m,
+                                        uint32_t first, uint32_t stage, uint32_t count) {
   const uint32_t lane = ptx::lane_id();
   // Columns of tokens that the group does not have are somebody else's words, and nobody's sums.
   const uint32_t token = min(first + (lane >> 2), kTokens - 1);
-  const char* x = s.work + token * token_stride(m.columns) + (lane & 3) * 32;
-  float odd[4] = {};
-  for (uint32_t column = 0; column < m.columns; column += Experts::kStageColumns) {
+  uint32_t column = stage * Experts::kStageColumns;
+  const char* x = s.work + token * token_stride(m.columns) + (lane & 3) * 32 + column * 2;
+  float sum[4] = {}, odd[4] = {};
+#pragma unroll 1
+  for (; count != 0; --count, column += Experts::kStageColumns) {
     const uint32_t blocks = min(Experts::kStageColumns, m.columns - column) / 64;
-    const char* stage = stages.next(t);
-#pragma unroll 2
+    const char* weights = stages.next(t);
+#pragma unroll 4
     for (uint32_t block = 0; block < blocks; ++block) {
       const uint4 x0 = *reinterpret_cast<const uint4*>(x);
       const uint4 x1 = *reinterpret_cast<const uint4*>(x + 16);
-      Experts::multiply(sum, odd, stage, blocks, block, x0, x1);
+      Experts::multiply(sum, odd, weights, blocks, block, x0, x1);
       x += 128;
     }
     stages.release(t);
   }
-  for (int i = 0; i < 4; ++i) sum[i] += odd[i];
+  return make_float4(sum[0] + odd[0], sum[1] + odd[1], sum[2] + odd[2], sum[3] + odd[3]);
 }
 
 // Lane (g, j) has rows g of the tokens 2 j and 2 j + 1; neighbours in g swap, so that each ends
@@ -229,14 +267,14 @@ MEGATRACE_DEVICE uint32_t lane_pair(const Group& group) {
 
 template <class Experts>
 MEGATRACE_DEVICE void store_up(const Params& p, const Group& group, uint32_t tile,
-                               const float (&sum)[4]) {
+                               const float4& sum) {
   float gate = 1.f, up = 1.f;
   if constexpr (Experts::kScaled) {
     gate = p.weights.up_scale[2 * group.expert] * Experts::kUnit;
     up = p.weights.up_scale[2 * group.expert + 1] * Experts::kUnit;
   }
   const uint32_t word =
-      pair_of_rows(swiglu(sum[0] * gate, sum[2] * up), swiglu(sum[1] * gate, sum[3] * up));
+      pair_of_rows(swiglu(sum.x * gate, sum.z * up), swiglu(sum.y * gate, sum.w * up));
   const uint32_t pair = lane_pair(group), row = tile * 8 + (ptx::lane_id() >> 2 & ~1u);
   if (pair != kEmpty)
     put(p.handoff.act + (size_t{pair} * p.shape.expert_inner + row) / 2, pair_word(word));
@@ -244,11 +282,11 @@ MEGATRACE_DEVICE void store_up(const Params& p, const Group& group, uint32_t til
 
 template <class Experts>
 MEGATRACE_DEVICE void store_down(const Params& p, const Group& group, uint32_t tile,
-                                 const float (&sum)[4]) {
+                                 const float4& sum) {
   float scale = 1.f;
   if constexpr (Experts::kScaled) scale = p.weights.down_scale[group.expert] * Experts::kUnit;
-  const uint32_t low = pair_of_rows(sum[0] * scale, sum[1] * scale);
-  const uint32_t high = pair_of_rows(sum[2] * scale, sum[3] * scale);
+  const uint32_t low = pair_of_rows(sum.x * scale, sum.y * scale);
+  const uint32_t high = pair_of_rows(sum.z * scale, sum.w * scale);
   const uint32_t pair = lane_pair(group), row = tile * 16 + (ptx::lane_id() >> 2 & ~1u);
   if (pair == kEmpty) return;
   uint32_t* out = p.handoff.down + (size_t{pair} * p.shape.expert_width + row) / 2;
@@ -256,30 +294,67 @@ MEGATRACE_DEVICE void store_down(const Params& p, const Group& group, uint32_t t
   put(out + 4, pair_word(high));
 }
 
-// The units of one pass that are this warp's.
+// Where a warp leaves what it has of a tile that another one begins: behind the tokens.
+struct Rests {
+  float4 of[kTensorWarps][32];
+};
+static_assert(kTokens * (kMaxExpertColumns * 2 + 16) + sizeof(Rests) <= kWorkBytes, "both fit");
+MEGATRACE_DEVICE Rests& rests(Shared& s) {
+  return *reinterpret_cast<Rests*>(s.work + kWorkBytes - sizeof(Rests));
+}
+
+// Adds what the warps after this one have of a tile whose stages end at `tile_end`.
+MEGATRACE_DEVICE void add_rests(Shared& s, const Pass& pass, uint32_t tile_stages,
+                                uint32_t tile_end, float4& sum) {
+  uint32_t warp = warp_id() + 1;
+#pragma unroll 1
+  for (uint32_t end = 0; end < tile_end; ++warp) {
+    const Stretch its = stretch_of(pass, tile_stages, warp);
+    end = its.end;
+    if (its.at < its.end) sum = sum + rests(s).of[warp][ptx::lane_id()];
+  }
+}
+
+// This warp's stretch of a pass.
 template <class Experts, class T>
 MEGATRACE_DEVICE void multiply_pass(T& t, const Params& p, Shared& s, Stages& stages,
                                     const Routing& routing, const ExpertMatrix& m,
                                     const Pass& pass) {
-  uint32_t group = pass.unit / m.tiles, first = 0;
+  const uint32_t tile_stages = muse::tile_stages<Experts>(m);
+  Stretch mine = stretch_of(pass, tile_stages, warp_id());
+  uint32_t unit = pass.unit + quotient(mine.at, tile_stages);
+  uint32_t group = quotient(pass.unit, m.tiles), first = 0;
+  bool met = false;  // the other warps, where a tile goes on
 #pragma unroll 1
-  for (uint32_t unit = pass.unit + warp_id(); unit < pass.end; unit += kTensorWarps) {
+  for (; mine.at < mine.end; ++unit) {
     for (; unit >= (group + 1) * m.tiles; ++group) first += routing.group[group].tokens;
-    float sum[4] = {};
-    multiply_unit<Experts>(t, s, stages, m, first, sum);
+    const uint32_t tile_end = (unit + 1 - pass.unit) * tile_stages;
+    const uint32_t stage = mine.at + tile_stages - tile_end, end = min(mine.end, tile_end);
+    float4 sum = multiply_stages<Experts>(t, s, stages, m, first, stage, end - mine.at);
+    mine.at = end;
+    if (stage != 0) {
+      rests(s).of[warp_id()][ptx::lane_id()] = sum;
+      continue;
+    }
+    if (end < tile_end) {
+      tensor_sync();
+      met = true;
+      add_rests(s, pass, tile_stages, tile_end, sum);
+    }
     const uint32_t tile = unit - group * m.tiles;
     if (m.phase == kExpertsUp)
       store_up<Experts>(p, routing.group[group], tile, sum);
     else
       store_down<Experts>(p, routing.group[group], tile, sum);
   }
+  if (!met) tensor_sync();
 }
 
 // Says which experts a pass is about.
 template <class T>
 MEGATRACE_DEVICE void name_experts(T& t, const Routing& routing, const ExpertMatrix& m,
                                    const Pass& pass) {
-  uint32_t group = pass.unit / m.tiles;
+  uint32_t group = quotient(pass.unit, m.tiles);
 #pragma unroll 1
   for (uint32_t unit = pass.unit; unit < pass.end; unit = ++group * m.tiles)
     t.instant(ev::expert{}, routing.group[group].expert, routing.group[group].tokens);
@@ -287,23 +362,36 @@ MEGATRACE_DEVICE void name_experts(T& t, const Routing& routing, const ExpertMat
 
 // -- the phases, up and down -----------------------------------------------------------
 
+MEGATRACE_DEVICE bool rehearses(const ExpertMatrix& m) {
+  return m.phase == kExpertsUp && warp_id() == kSpareWarp;
+}
+
 template <class Experts, class T>
 MEGATRACE_DEVICE void run_experts(T& t, const Params& p, Shared& s, Stages& stages,
                                   const ExpertMatrix& m) {
-  const Routing& r = routing(t, s);
+  const Routing& r = s.routing;
+  Passes passes(r, m.tiles);
+  Pass pass = {0, 0, 0};
+  bool rehearsal = rehearses(m);
   auto span = t.span(m.span);
   stages.begin(m.phase);
-  Passes passes(r, m.tiles);
-  Pass pass;
 #pragma unroll 1
-  while (passes.next(pass)) {
-    if (warp_id() == 0) name_experts(t, r, m, pass);
+  for (;;) {
+    if (!rehearsal) {
+      if (pass.tokens == 0) {
+        routing(t, s);
+        passes.begin();
+      }
+      if (!passes.next(pass)) break;
+      if (warp_id() == 0) name_experts(t, r, m, pass);
+      workers_sync();  // whoever was at s.work is done
+    }
     stage_tokens<Experts>(t, p, s, r, m, pass);
-    workers_sync();
+    if (!rehearsal) workers_sync();
     if (warp_id() < kTensorWarps) multiply_pass<Experts>(t, p, s, stages, r, m, pass);
-    workers_sync();
+    rehearsal = false;
   }
-  if (warp_id() < kTensorWarps) t.publish(m.publish, blockIdx.x);
+  if (warp_id() < kTensorWarps) t.publish(expert_publish(m.phase == kExpertsDown), blockIdx.x);
 }
 
 }  // namespace muse

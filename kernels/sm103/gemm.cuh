@@ -1,12 +1,13 @@
 // A projection: out[rows][n] = in[rows][k] W^T, W bf16 (or fp32: the router) in row tiles of 16.
 //
-// Columns are cut into slices of 1024, and (slice, row tile) are the units that blocks share. In a
-// block each tensor warp takes 128 columns of the slice: its part of the input stays in
-// registers while row tiles stream by. Sums over the warps meet in shared memory, sums over
-// the slices are the reader's: both in a fixed order.
+// Columns are cut into slices of 1024, and each slice is so many blocks'. They share its row tiles,
+// so a block loads its part of the input once. In a block each tensor warp takes 128 columns of
+// the slice: its part of the input stays in registers while row tiles stream by. Sums over the
+// warps meet in shared memory, sums over the slices are the reader's: both in a fixed order.
 #pragma once
 
 #include "handoff.cuh"
+#include "heads.cuh"
 #include "ring.cuh"
 
 namespace muse {
@@ -45,100 +46,106 @@ struct Dense {
   uint32_t* out;       // [slices(k)][rows][n] fp32
   uint32_t n, k;
   uint32_t in_heads;  // the input is handed over by heads of a row, as many as this; 0: by rows
+  bool fp32;          // the weights, else bf16
   AnySpan span;
   AnyWait wait;        // for the input
   AnyPublish publish;  // of the output
 };
 
-struct Bf16Tile {
-  static constexpr uint32_t kBytes = 4096;  // 16 rows x 128 columns
-  static constexpr uint32_t kPerStage = 2;
-};
-struct Fp32Tile {
-  static constexpr uint32_t kBytes = 8192;
-  static constexpr uint32_t kPerStage = 1;
-};
+// A row tile of a tensor warp's columns, and a stage of one or two of them.
+MEGATRACE_DEVICE uint32_t tile_bytes(const Dense& d) { return d.fp32 ? 8192 : 4096; }
+constexpr uint32_t kDenseStageBytes = 8192;
 
-constexpr uint32_t kSlabTiles = 8;  // row tiles whose sums fit shared memory
+constexpr uint32_t kSlabTiles = 9;  // row tiles whose sums fit shared memory
 
-// Consecutive units of one slice.
+// Blocks that share the row tiles of a slice. Where there are more slices than blocks, a block
+// takes the places of several: `places`, counted slice by slice, go round the grid.
+MEGATRACE_DEVICE uint32_t slice_places(uint32_t k) {
+  return max(quotient(ptx::opaque(gridDim.x), slices(k)), 1u);
+}
+
+// Some row tiles of one slice.
 struct Slab {
   uint32_t slice, tile, tiles;
 };
 
-// The slabs of this block, one after the other.
+// The slabs of this block, one after the other, those of a slice side by side.
 class Slabs {
  public:
   MEGATRACE_DEVICE explicit Slabs(const Dense& d)
-      : tiles_(d.n / 16),
-        unit_(share_begin(slices(d.k) * tiles_, blockIdx.x)),
-        end_(share_begin(slices(d.k) * tiles_, blockIdx.x + 1)) {}
+      : tiles_(d.n / 16), places_(slice_places(d.k)), end_place_(slices(d.k) * places_) {}
 
   MEGATRACE_DEVICE bool next(Slab& slab) {
-    if (unit_ == end_) return false;
-    slab.slice = unit_ / tiles_;
-    slab.tile = unit_ - slab.slice * tiles_;
-    slab.tiles = min(min(tiles_ - slab.tile, end_ - unit_), kSlabTiles);
-    unit_ += slab.tiles;
+    while (tile_ == end_) {
+      if (place_ >= end_place_) return false;
+      slice_ = quotient(place_, places_);
+      const uint32_t first = (place_ - slice_ * places_) * tiles_;
+      tile_ = quotient(first, places_);
+      end_ = quotient(first + tiles_, places_);
+      place_ += gridDim.x;
+    }
+    slab = {slice_, tile_, min(end_ - tile_, kSlabTiles)};
+    tile_ += slab.tiles;
     return true;
   }
 
  private:
-  const uint32_t tiles_;
-  uint32_t unit_;
-  const uint32_t end_;
+  const uint32_t tiles_, places_, end_place_;
+  uint32_t place_ = blockIdx.x;
+  uint32_t slice_ = 0, tile_ = 0, end_ = 0;
 };
 
 // Who hands over out[slice][...][output_row].
 MEGATRACE_DEVICE uint32_t dense_producer(uint32_t k, uint32_t n, uint32_t slice,
                                          uint32_t output_row) {
-  const uint32_t tiles = n / 16;
-  return share_owner(slices(k) * tiles, slice * tiles + output_row / 16);
+  const uint32_t places = slice_places(k);
+  const uint32_t place = slice * places + quotient(output_row / 16 * places + places - 1, n / 16);
+  return place - quotient(place, gridDim.x) * gridDim.x;
 }
 
-MEGATRACE_DEVICE uint32_t slice_columns(uint32_t k, uint32_t slice) {
-  return min(kSlice, k - slice * kSlice);
+// Tensor warps that have columns of a slice.
+MEGATRACE_DEVICE uint32_t slice_warps(uint32_t k, uint32_t slice) {
+  return min(kSlice, k - slice * kSlice) / kWarpColumns;
 }
 
-template <class Tile>
 MEGATRACE_DEVICE const char* tile_address(const Dense& d, const Slab& slab, uint32_t warp) {
   const uint32_t chunk = slab.slice * (kSlice / kWarpColumns) + warp;
-  return d.weights + (size_t{chunk} * (d.n / 16) + slab.tile) * Tile::kBytes;
+  return d.weights + (size_t{chunk} * (d.n / 16) + slab.tile) * tile_bytes(d);
 }
 
 // -- loader ----------------------------------------------------------------------------
 
-template <class Tile, class T>
+template <class T>
 MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d) {
   Slabs slabs(d);
   Slab slab;
   loader.begin(t, d.phase);
 #pragma unroll 1
   while (slabs.next(slab)) {
-    const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
-    const char* source = tile_address<Tile>(d, slab, ptx::lane_id() % kTensorWarps);
+    const char* source = tile_address(d, slab, loader.warp());
+    uint32_t left = loader.serves(slice_warps(d.k, slab.slice)) ? slab.tiles * tile_bytes(d) : 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < slab.tiles; i += Tile::kPerStage) {
-      const uint32_t bytes = min(Tile::kPerStage, slab.tiles - i) * Tile::kBytes;
-      loader.load(t, warps, source, bytes);
-      source += bytes;
-    }
+    do {
+      const uint32_t now = min(kDenseStageBytes, left);
+      if (loader.load(t, left != 0, source, now)) {
+        source += now;
+        left -= now;
+      }
+    } while (ptx::ballot(left != 0) != 0);
   }
 }
 
 // Asks this block's share into the L2 cache, at most `budget` bytes of it; says what is left.
-template <class Tile>
 MEGATRACE_DEVICE uint32_t prefetch_dense(const Dense& d, uint32_t budget) {
   Slabs slabs(d);
   Slab slab;
 #pragma unroll 1
   while (slabs.next(slab)) {
-    const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
-    const uint32_t bytes = min(slab.tiles * Tile::kBytes, budget / warps & ~15u);
+    const uint32_t bytes = min(slab.tiles * tile_bytes(d), budget / kTensorWarps & ~15u);
     if (bytes == 0) return 0;
-    budget -= warps * bytes;
-    if (ptx::lane_id() < warps)
-      ptx::prefetch_l2(tile_address<Tile>(d, slab, ptx::lane_id()), bytes);
+    budget -= kTensorWarps * bytes;
+    if (ptx::lane_id() < slice_warps(d.k, slab.slice))
+      ptx::prefetch_l2(tile_address(d, slab, ptx::lane_id()), bytes);
   }
   return budget;
 }
@@ -152,10 +159,17 @@ struct Operand {
   uint32_t word[NT][16];
 };
 
+// The block whose chunk holds a column of a row of `columns`.
+MEGATRACE_DEVICE uint32_t chunk_owner(const Params& p, uint32_t columns, uint32_t row,
+                                      uint32_t column) {
+  const uint32_t chunks = columns / kWarpColumns, unit = row * chunks + column / kWarpColumns;
+  return quotient(unit * gridDim.x + gridDim.x - 1, p.shape.rows * chunks);
+}
+
 // The block that owes a column of the input.
 MEGATRACE_DEVICE uint32_t input_producer(const Params& p, const Dense& d, uint32_t row,
                                          uint32_t column) {
-  if (d.in_heads == 0) return row_owner(p, row);
+  if (d.in_heads == 0) return chunk_owner(p, d.k, row, column);
   return share_owner(p.shape.rows * d.in_heads, row * d.in_heads + column / kHeadDim);
 }
 
@@ -165,7 +179,8 @@ MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const 
                                    uint32_t slice) {
   const uint32_t lane = ptx::lane_id(), g = lane >> 2;
   const uint32_t column = slice * kSlice + warp_id() * kWarpColumns + (lane & 3) * 16;
-  uint32_t missing_row = 0, slot = 0;
+  megatrace::LaneSlot slot;
+  uint32_t missing_row = 0;
   t.poll(d.wait, slot, [&] {
     return try_load(
         slot,
@@ -174,7 +189,7 @@ MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const 
 #pragma unroll
           for (int nt = 0; nt < NT; ++nt) {
             const uint32_t row = g + 8 * nt;
-            const uint32_t* in = d.in + (size_t{row} * d.k + column) / 2;
+            const uint32_t* in = d.in + (row * d.k + column) / 2;
 #pragma unroll
             for (int v = 0; v < 4; ++v) {
               uint4 words = make_uint4(0, 0, 0, 0);
@@ -194,21 +209,26 @@ MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const 
   });
 }
 
-// One row tile times the operand: eight k-steps.
+// One row tile times the operand: eight k-steps. Products that follow each other go to different
+// sums, or each would wait for the one before.
 template <int NT>
-MEGATRACE_DEVICE void multiply(float (&sum)[NT][4], const Operand<NT>& x, const char* tile,
-                               Bf16Tile) {
+MEGATRACE_DEVICE void multiply_bf16(float (&sum)[NT][4], const Operand<NT>& x, const char* tile) {
   const uint4* a = reinterpret_cast<const uint4*>(tile) + ptx::lane_id();
+  float odd[NT][4] = {};
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     const uint4 w = a[step * 32];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt)
-      ptx::mma_bf16(sum[nt], w.x, w.y, w.z, w.w, x.word[nt][2 * step], x.word[nt][2 * step + 1]);
+      ptx::mma_bf16(step % 2 == 0 ? sum[nt] : odd[nt], w.x, w.y, w.z, w.w, x.word[nt][2 * step],
+                    x.word[nt][2 * step + 1]);
   }
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[nt][i] += odd[nt][i];
 }
 
-// fp32 weights as three bf16 parts, which hold all 24 bits: the products are exact.
 MEGATRACE_DEVICE uint32_t take_part(float& lo, float& hi) {
   const uint32_t part = ptx::pack_bf16(lo, hi);
   lo -= ptx::bf16_low(part);
@@ -216,81 +236,149 @@ MEGATRACE_DEVICE uint32_t take_part(float& lo, float& hi) {
   return part;
 }
 
+// Words 4 quarter .. 4 quarter + 3 of a token's 16.
+MEGATRACE_DEVICE uint32_t quarter_word(const uint32_t (&word)[16], uint32_t quarter, int i) {
+  const uint32_t early = quarter & 1 ? word[4 + i] : word[i];
+  const uint32_t late = quarter & 1 ? word[12 + i] : word[8 + i];
+  return quarter & 2 ? late : early;
+}
+
+// fp32 weights as three bf16 parts, which hold all 24 bits: the products are exact. A loop, though
+// it has to choose among registers: a launch runs it once.
 template <int NT>
-MEGATRACE_DEVICE void multiply(float (&sum)[NT][4], const Operand<NT>& x, const char* tile,
-                               Fp32Tile) {
+MEGATRACE_DEVICE void multiply_fp32(float (&sum)[NT][4], const Operand<NT>& x, const char* tile) {
   const float4* a = reinterpret_cast<const float4*>(tile) + ptx::lane_id();
+  float rest[2][NT][4] = {};
+#pragma unroll 1
+  for (uint32_t quarter = 0; quarter < 4; ++quarter) {
 #pragma unroll
-  for (int step = 0; step < 8; ++step) {
-    // Opaque, or the weights of all steps are asked for at once and fill the registers.
-    const uint32_t at = ptx::opaque(step * 64);
-    float4 low = a[at], high = a[at + 32];
+    for (int step = 0; step < 2; ++step) {
+      float4 low = a[step * 64], high = a[step * 64 + 32];
 #pragma unroll
-    for (int part = 0; part < 3; ++part) {
-      const uint32_t a0 = take_part(low.x, low.y), a1 = take_part(low.z, low.w);
-      const uint32_t a2 = take_part(high.x, high.y), a3 = take_part(high.z, high.w);
+      for (int part = 0; part < 3; ++part) {
+        const uint32_t a0 = take_part(low.x, low.y), a1 = take_part(low.z, low.w);
+        const uint32_t a2 = take_part(high.x, high.y), a3 = take_part(high.z, high.w);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+          ptx::mma_bf16(part == 0 ? sum[nt] : rest[part - 1][nt], a0, a1, a2, a3,
+                        quarter_word(x.word[nt], quarter, 2 * step),
+                        quarter_word(x.word[nt], quarter, 2 * step + 1));
+      }
+    }
+    a += 128;
+  }
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[nt][i] += rest[0][nt][i] + rest[1][nt][i];
+}
+
+// Sums of a slab by warp, in the tensor core's own order: [warp][kSlabTiles][nt][lane].
+constexpr uint32_t kSlabVectors = kSlabTiles * (kMaxRows / 8) * 32;  // of a warp
+static_assert(kTensorWarps * kSlabVectors * 16 <= kWorkBytes, "a slab's sums must fit");
+static_assert(kSlabVectors * 16 >= kDenseStageBytes, "a tile to rehearse with");
+MEGATRACE_DEVICE float4* slab_sums(Shared& s, uint32_t warp) {
+  return reinterpret_cast<float4*>(s.work) + warp * kSlabVectors;
+}
+
+MEGATRACE_DEVICE void add(float4& sum, const float4& v) {
+  sum.x += v.x;
+  sum.y += v.y;
+  sum.z += v.z;
+  sum.w += v.w;
+}
+
+// Adds the warps' sums up and hands them over. Lane (g, j) has of a tile the rows g and g + 8 of
+// tokens 2 j and 2 j + 1. A sum is never kEmpty: arithmetic makes other NaNs.
+template <int NT>
+MEGATRACE_DEVICE void store_slab(Shared& s, const Dense& d, const Slab& slab, uint32_t all_rows,
+                                 uint32_t rows, uint32_t thread) {
+  constexpr uint32_t kTilesAtOnce = kTensorWarps / NT;
+  const uint32_t warp = thread >> 5, lane = thread & 31, row = warp % NT * 8 + (lane & 3) * 2;
+  const float4* from = slab_sums(s, 0) + thread;
+  uint32_t* out = d.out + (size_t{slab.slice} * all_rows + row) * d.n +
+                  ((slab.tile + warp / NT) * 16 + (lane >> 2));
+#pragma unroll 1
+  for (uint32_t tile = warp / NT; tile < slab.tiles; tile += kTilesAtOnce) {
+    float4 sum = *from;
+#pragma unroll
+    for (uint32_t w = 1; w < kTensorWarps; ++w) add(sum, from[w * kSlabVectors]);
+    if (row < rows) {
+      put(out, __float_as_uint(sum.x));
+      put(out + 8, __float_as_uint(sum.z));
+    }
+    if (row + 1 < rows) {
+      put(out + d.n, __float_as_uint(sum.y));
+      put(out + d.n + 8, __float_as_uint(sum.w));
+    }
+    from += kTensorWarps * 32;
+    out += kTilesAtOnce * 16;
+  }
+}
+
+// A warp's columns of a slab; of whatever is at `sums` where it rehearses.
+template <int NT, class T>
+MEGATRACE_DEVICE void multiply_slab(T& t, Stages& stages, const Dense& d, const Operand<NT>& x,
+                                    uint32_t tiles, float4* sums, bool rehearses) {
+  const uint32_t bytes = tile_bytes(d);
+  const char* tile = reinterpret_cast<const char*>(sums);
+  sums += ptx::lane_id();
+  uint32_t left = rehearses ? bytes : tiles * bytes;
+#pragma unroll 1
+  do {
+    const uint32_t stage_bytes = min(kDenseStageBytes, left);
+    if (!rehearses) tile = stages.next(t);
+    left -= stage_bytes;
+#pragma unroll 1
+    for (const char* const end = tile + stage_bytes; tile != end; tile += bytes) {
+      float sum[NT][4] = {};
+      if (d.fp32)
+        multiply_fp32<NT>(sum, x, tile);
+      else
+        multiply_bf16<NT>(sum, x, tile);
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt)
-        ptx::mma_bf16(sum[nt], a0, a1, a2, a3, x.word[nt][2 * step], x.word[nt][2 * step + 1]);
+        sums[nt * 32] = make_float4(sum[nt][0], sum[nt][1], sum[nt][2], sum[nt][3]);
+      sums += NT * 32;
     }
-  }
+    if (!rehearses) stages.release(t);
+  } while (left != 0);
 }
 
-// Sums of a slab by warp, in the tensor core's own order: [tile][warp][nt][lane] float4.
-template <int NT>
-MEGATRACE_DEVICE float4* slab_sums(Shared& s, uint32_t tile, uint32_t warp) {
-  return reinterpret_cast<float4*>(s.work) + ((tile * kTensorWarps + warp) * NT) * 32;
-}
+constexpr uint32_t kNoSlice = ~0u;
 
-// Adds the warps' sums up and hands them over.
-template <int NT>
-MEGATRACE_DEVICE void store_slab(const Params& p, Shared& s, const Dense& d, const Slab& slab,
-                                 uint32_t warps) {
-  constexpr uint32_t kRows = 8 * NT;
-  const uint32_t rows = p.shape.rows;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < slab.tiles * kRows * 16; i += kTensorWarps * 32) {
-    const uint32_t r = i & 15, row = (i >> 4) % kRows, tile = (i >> 4) / kRows;
-    if (row >= rows) continue;
-    const uint32_t lane = (r & 7) * 4 + ((row & 7) >> 1), part = (r >> 3) * 2 + (row & 1);
-    float sum = 0;
-    for (uint32_t w = 0; w < warps; ++w)
-      sum +=
-          reinterpret_cast<const float*>(slab_sums<NT>(s, tile, w) + (row >> 3) * 32 + lane)[part];
-    put(d.out + (size_t{slab.slice} * rows + row) * d.n + (slab.tile + tile) * 16 + r,
-        float_word(sum));
-  }
-}
-
-// All slabs of this block; tensor warps only.
-template <int NT, class Tile, class T>
-MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d) {
+// All slabs of this block; tensor warps only. `x` holds slice `held` of the input, or kNoSlice.
+// Before it waits for a slice, a slab is rehearsed with whatever is there: so its code is in the
+// instruction cache when the input arrives.
+template <int NT, class T>
+MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d,
+                            Operand<NT>& x, uint32_t& held) {
+  const uint32_t thread = ptx::opaque(threadIdx.x);
   Slabs slabs(d);
   Slab slab;
   stages.begin(d.phase);
-  while (slabs.next(slab)) {
-    const uint32_t warps = slice_columns(d.k, slab.slice) / kWarpColumns;
-    if (warp_id() < warps) {
-      Operand<NT> x;
-      load_operand(t, x, p, d, slab.slice);
-      for (uint32_t i = 0; i < slab.tiles; i += Tile::kPerStage) {
-        const char* stage = stages.next(t);
-#pragma unroll
-        for (uint32_t k = 0; k < Tile::kPerStage; ++k) {
-          if (i + k >= slab.tiles) break;
-          float sum[NT][4] = {};
-          multiply<NT>(sum, x, stage + k * Tile::kBytes, Tile{});
-          float4* out = slab_sums<NT>(s, i + k, warp_id()) + ptx::lane_id();
-#pragma unroll
-          for (int nt = 0; nt < NT; ++nt)
-            out[nt * 32] = make_float4(sum[nt][0], sum[nt][1], sum[nt][2], sum[nt][3]);
-        }
-        stages.release(t);
-      }
+  bool more = slabs.next(slab);
+#pragma unroll 1
+  while (more) {
+    const bool rehearses = slab.slice != held;
+    const bool mine = thread >> 5 < slice_warps(d.k, slab.slice);
+    float4* sums = slab_sums(s, thread >> 5);
+    if (mine) {
+      multiply_slab<NT>(t, stages, d, x, slab.tiles, sums, rehearses);
+    } else {
+#pragma unroll 1
+      for (uint32_t i = thread & 31; i < slab.tiles * NT * 32; i += 32)
+        sums[i] = make_float4(0, 0, 0, 0);
     }
     tensor_sync();
-    store_slab<NT>(p, s, d, slab, warps);
+    store_slab<NT>(s, d, slab, p.shape.rows, rehearses ? 0 : p.shape.rows, thread);
     tensor_sync();
+    if (rehearses) {
+      if (mine) load_operand(t, x, p, d, slab.slice);
+      held = slab.slice;
+    } else {
+      more = slabs.next(slab);
+    }
   }
 }
 

@@ -4,7 +4,7 @@
 // see a word of an earlier launch. No atomics, no fences.
 #pragma once
 
-#include "megatrace/ptx.cuh"
+#include "megatrace/sync.cuh"
 #include "params.cuh"
 #include "shared.cuh"
 
@@ -33,11 +33,11 @@ MEGATRACE_DEVICE bool filled(const uint4& v) {
 // asked for. Where some lane did not, `slot` becomes the producer that the first such lane
 // names. Warp-uniform, as tracers want it: t.poll(ev::x_wait{}, slot, [&] { return try_load(...); }).
 template <class Load, class Producer>
-MEGATRACE_DEVICE bool try_load(uint32_t& slot, Load&& load, Producer&& producer) {
+MEGATRACE_DEVICE bool try_load(megatrace::LaneSlot& slot, Load&& load, Producer&& producer) {
   const bool here = load();
   const uint32_t missing = ptx::ballot(!here);
   if (missing == 0) return true;
-  slot = ptx::shuffle(producer(), __ffs(static_cast<int>(missing)) - 1);
+  slot = {producer(), static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1};
   return false;
 }
 

@@ -6,11 +6,8 @@
 
 namespace muse {
 
-// 1 / v to 21 bits, of a positive v: a true division would be code that runs once, uncached.
-MEGATRACE_DEVICE float reciprocal(float v) {
-  const float root = ptx::rsqrt(v);
-  return root * root;
-}
+// 1 / v to 21 bits: a true division would be code that runs once, uncached.
+MEGATRACE_DEVICE float reciprocal(float v) { return ptx::reciprocal(v); }
 
 // a / b, for a < 2^20: half a unit keeps the quotient away from whole numbers.
 MEGATRACE_DEVICE uint32_t quotient(uint32_t a, uint32_t b) {

@@ -14,7 +14,7 @@ namespace muse {
 
 using Tracing =
     megatrace::Tracer<static_cast<megatrace::Level>(MUSE_LEVEL),
-                      static_cast<megatrace::Detail>(MUSE_DETAIL), megatrace::Head::early>;
+                      static_cast<megatrace::Detail>(MUSE_DETAIL), megatrace::Head::early, kWarps>;
 #if MUSE_EXPERTS == 0
 using ExpertWeights = Bf16Experts;
 #elif MUSE_EXPERTS == 1

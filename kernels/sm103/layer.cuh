@@ -24,6 +24,7 @@ MEGATRACE_DEVICE Dense projection(Phase phase, const char* weights, const uint32
   d.n = n;
   d.k = k;
   d.in_heads = 0;
+  d.fp32 = false;
   d.span = any<AnySpan>(span);
   d.wait = any<AnyWait>(wait);
   d.publish = any<AnyPublish>(publish);
@@ -37,8 +38,11 @@ MEGATRACE_DEVICE Dense o_proj(const Params& p) {
   return d;
 }
 MEGATRACE_DEVICE Dense router(const Params& p) {
-  return projection(kRouter, p.weights.router, p.handoff.x, p.handoff.router_part, p.shape.experts,
-                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  Dense d =
+      projection(kRouter, p.weights.router, p.handoff.x, p.handoff.router_part, p.shape.experts,
+                 p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  d.fp32 = true;
+  return d;
 }
 MEGATRACE_DEVICE Dense pre_proj(const Params& p) {
   return projection(kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows,
@@ -70,6 +74,12 @@ MEGATRACE_DEVICE Dense projection_of(const Params& p, uint32_t i) {
   }
 }
 
+// The router comes before the second of them and reads the same input: `part` 0 is the router.
+MEGATRACE_DEVICE uint32_t first_part(uint32_t i) { return i == 1 ? 0 : 1; }
+MEGATRACE_DEVICE Dense projection_part(const Params& p, uint32_t i, uint32_t part) {
+  return part == 0 ? router(p) : projection_of(p, i);
+}
+
 MEGATRACE_DEVICE bool runs(const Params& p, Phase phase) { return p.phases >> phase & 1; }
 
 MEGATRACE_DEVICE bool needs_routing(const Params& p) {
@@ -85,28 +95,27 @@ template <class T>
 MEGATRACE_DEVICE void prefetch_router(T& t, const Params& p) {
   if (p.l2_bytes == 0) return;
   t.publish(ev::l2_prefetch{}, kRouter);
-  prefetch_dense<Fp32Tile>(router(p), p.l2_bytes);
-  prefetch_dense<Bf16Tile>(pre_proj(p), p.l2_bytes);
+  prefetch_dense(router(p), p.l2_bytes);
+  prefetch_dense(pre_proj(p), p.l2_bytes);
 }
 template <class T>
 MEGATRACE_DEVICE void prefetch_after_experts(T& t, const Params& p) {
   if (p.l2_bytes == 0) return;
   t.publish(ev::l2_prefetch{}, kPostProj);
-  const uint32_t left = prefetch_dense<Bf16Tile>(post_proj(p), p.l2_bytes);
+  const uint32_t left = prefetch_dense(post_proj(p), p.l2_bytes);
   if (left == 0 || !runs(p, kQkv)) return;
   t.publish(ev::l2_prefetch{}, kQkv);
-  prefetch_dense<Bf16Tile>(qkv(p), left);
+  prefetch_dense(qkv(p), left);
 }
 
 template <class Experts, class T>
 MEGATRACE_DEVICE void load_all_experts(T& t, Loader& loader, const Params& p, Shared& s) {
   loader.wait_for_launch_before(t);
   prefetch_after_experts(t, p);
-  const Routing& r = routing(t, s);
 #pragma unroll 1
   for (uint32_t down = 0; down < 2; ++down) {
     const ExpertMatrix m = expert_matrix(p, down != 0);
-    if (runs(p, m.phase)) load_experts<Experts>(t, loader, r, m);
+    if (runs(p, m.phase)) load_experts<Experts>(t, loader, s, m);
   }
 }
 
@@ -115,16 +124,16 @@ MEGATRACE_DEVICE void load_weights(T& t, const Params& p, Shared& s) {
   Loader loader(s);
 #pragma unroll 1
   for (uint32_t i = 0; i < kProjections; ++i) {
-    const Dense d = projection_of(p, i);
     if (i == 2 && (runs(p, kExpertsUp) || runs(p, kExpertsDown)))
       load_all_experts<Experts>(t, loader, p, s);
-    if (!runs(p, d.phase)) continue;
+    if (!runs(p, projection_of(p, i).phase)) continue;
     if (i == 1) {
       loader.wait_for_launch_before(t);
       prefetch_router(t, p);
-      load_dense<Fp32Tile>(t, loader, router(p));
     }
-    load_dense<Bf16Tile>(t, loader, d);
+#pragma unroll 1
+    for (uint32_t part = first_part(i); part < 2; ++part)
+      load_dense(t, loader, projection_part(p, i, part));
   }
   loader.wait_for_launch_before(t);
 }
@@ -135,22 +144,24 @@ template <int NT, class T>
 MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, uint32_t i) {
   if (warp_id() < kTensorWarps) {
     auto span = t.span(projection_of(p, i).span);
-    if (i == 1) dense<NT, Fp32Tile>(t, p, s, stages, router(p));
-    // Opaque: nothing of it need be kept while the router runs.
-    const Dense d = projection_of(p, ptx::opaque(i));
-    dense<NT, Bf16Tile>(t, p, s, stages, d);
-    t.publish(d.publish, blockIdx.x);
+    Operand<NT> x = {};
+    uint32_t held = kNoSlice;
+#pragma unroll 1
+    for (uint32_t part = first_part(i); part < 2; ++part)
+      dense<NT>(t, p, s, stages, projection_part(p, i, part), x, held);
+    t.publish(projection_of(p, i).publish, blockIdx.x);
   }
-  workers_sync();
 }
 
 template <class T>
 MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
-  ptx::dependency_wait();
-  t.after_dependency();
-  t.head();
-  if (runs(p, kEmbed)) embed(t, p, s);
-  if (runs(p, kAttention)) attention(t, p, s);
+  // From the third launch of a step on, a block may read what the step does not write before the
+  // launch before has ended: context, slots, keys of earlier steps. A launch fills the GPU, so the
+  // first launch has long waited for all that came before the step.
+  bool runs_ahead = true;
+  if (p.early == 0) wait_for_launch_before(t, runs_ahead);
+  if (runs(p, kAttention)) attention(t, p, s, runs_ahead);
+  wait_for_launch_before(t, runs_ahead);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
   if (warp_id() >= kTensorWarps) empty_next(p, threadIdx.x - kTensorWarps * 32, kMathWarps * 32);
   if (warp_id() == kTensorWarps + 1 && runs(p, kAttnBoundary)) prefetch_rows(t, p);
@@ -159,7 +170,7 @@ MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
 template <class Experts, class T>
 MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& stages) {
   if (runs(p, kRoute)) route(t, p, s);
-  if (needs_routing(p) && warp_id() == kTensorWarps) make_routing(t, p, s);
+  if (needs_routing(p) && warp_id() == kTableWarp) make_routing(t, p, s);
 #pragma unroll 1
   for (uint32_t down = 0; down < 2; ++down) {
     const ExpertMatrix m = expert_matrix(p, down != 0);
@@ -171,6 +182,16 @@ MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& sta
   }
 }
 
+// The gate before projection i, if there is one.
+MEGATRACE_DEVICE uint32_t branch_of(const Params& p, uint32_t i) {
+  return i < 2 ? kAttended : runs(p, kEmbed) ? kEmbedded : kFed;
+}
+MEGATRACE_DEVICE bool passes_gate(const Params& p, uint32_t i) {
+  if (i == 0) return runs(p, kAttnBoundary) && warp_id() >= kTensorWarps;
+  if (i == 1) return runs(p, kAttnBoundary);
+  return i == 3 && (runs(p, kEmbed) || runs(p, kFfnBoundary));
+}
+
 // What comes between projections, then the projection: in a loop, so that all of them are the
 // same code. Code that a launch runs once is not in the cache: ten to twenty cycles an
 // instruction.
@@ -179,10 +200,10 @@ MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
   Stages stages(s);
 #pragma unroll 1
   for (uint32_t i = 0; i < kProjections; ++i) {
+    // First of all the math warps rehearse the gate: they have nothing else to do yet.
+    if (passes_gate(p, i)) boundary(t, p, s, branch_of(p, i));
     if (i == 0) attend(t, p, s);
     if (i == 2) feed_experts<Experts>(t, p, s, stages);
-    if ((i == 1 && runs(p, kAttnBoundary)) || (i == 3 && runs(p, kFfnBoundary)))
-      boundary(t, p, s, i == 3);
     if (runs(p, projection_of(p, i).phase)) project<NT>(t, p, s, stages, i);
   }
   if (runs(p, kQkvFinish)) qkv_finish(t, p, s);

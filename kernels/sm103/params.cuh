@@ -105,6 +105,10 @@ struct Handoff {
   uint32_t* post_part;    // [slices of h][rows][post_rows] fp32
   uint32_t* a;            // [rows][H / 2] bf16 pairs
   uint32_t* qkv_part;     // [slices of H][rows][(2 heads + 2 kv_heads) * 64] fp32
+  // Sums over 128 columns of a row, of squares, fp32:
+  uint32_t* row_sums;    // [2][2][rows][H / 128]: at both gates, of the branch and the stream
+  uint32_t* input_sums;  // [rows][h / 128], of the expert input
+  uint32_t* down_sums;   // [rows * top_k][h / 128], local pairs only
 };
 
 // Sends rows of bf16 pairs to every rank and receives theirs. in[r] is where rank r's row
@@ -138,7 +142,7 @@ struct Params {
   uint32_t tap_stride;
   uint32_t phases;    // one bit a phase: what this launch runs
   uint32_t l2_bytes;  // of later weights that a block asks into the L2 cache while it routes
-  uint32_t unused;
+  uint32_t early;     // 1: at least two launches of the step came before this one
 };
 
 // A slice of a projection's columns: 128 for each of eight tensor warps.

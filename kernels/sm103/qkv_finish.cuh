@@ -15,17 +15,19 @@ struct QkvItem {
   uint32_t lane;
 };
 
-// This lane's columns summed over the slices in order.
+// This lane's columns summed over the first `count` slices in order.
 template <class T>
-MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& item) {
+MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& item, uint32_t count) {
   const uint32_t n = item.heads * kHeadDim, column = item.head * kHeadDim + 2 * item.lane;
-  const uint32_t count = slices(p.shape.hidden), slice_bytes = p.shape.rows * n * 4;
+  const uint32_t slice_bytes = p.shape.rows * n * 4;
   const char* from = reinterpret_cast<const char*>(p.handoff.qkv_part + (item.row * n + column));
   float2 sum = make_float2(0, 0);
+  uint32_t first = 0;
 #pragma unroll 1
-  for (uint32_t first = 0; first < count; first += kSlicesAtOnce) {
+  do {
     uint2 v[kSlicesAtOnce] = {};
-    uint32_t slot = 0, missing = 0;
+    megatrace::LaneSlot slot;
+    uint32_t missing = 0;
     const auto load = [&] {
       missing = 0;
 #pragma unroll
@@ -38,25 +40,28 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& ite
         if (!filled(v[i].x) || !filled(v[i].y)) missing = i + 1;
       return missing == 0;
     };
-    t.poll(ev::qkv_part_wait{}, slot, [&] {
-      return try_load(slot, load, [&] {
-        return dense_producer(p.shape.hidden, n + zero_after(missing), first + missing - 1, column);
+    if (count != 0)
+      t.poll(ev::qkv_part_wait{}, slot, [&] {
+        return try_load(slot, load, [&] {
+          return dense_producer(p.shape.hidden, n + zero_after(missing), first + missing - 1,
+                                column);
+        });
       });
-    });
     from += uint64_t{kSlicesAtOnce} * slice_bytes;
 #pragma unroll
     for (uint32_t i = 0; i < kSlicesAtOnce; ++i) {
       sum.x += __uint_as_float(v[i].x);
       sum.y += __uint_as_float(v[i].y);
     }
-  }
+    first += kSlicesAtOnce;
+  } while (first < count);
   return sum;
 }
 
 // Where a head goes: queries and gates to the attention of the next launch, keys and values into
 // the next layer's cache, unless their slot is 0, which pads.
 MEGATRACE_DEVICE void store_qkv_head(const Params& p, const QkvItem& item, int32_t slot,
-                                     uint32_t pair) {
+                                     uint32_t pair, bool stores) {
   const uint32_t kv_heads = p.shape.kv_heads;
   uint16_t* to = p.q;
   uint32_t head = item.head, line = item.row, width = p.shape.heads;
@@ -73,11 +78,13 @@ MEGATRACE_DEVICE void store_qkv_head(const Params& p, const QkvItem& item, int32
       width = kv_heads;
     }
   }
-  reinterpret_cast<uint32_t*>(to)[uint64_t{line * width + head} * (kHeadDim / 2) + item.lane] =
-      pair;
+  uint32_t* out = reinterpret_cast<uint32_t*>(to) +
+                  (uint64_t{line * width + head} * (kHeadDim / 2) + item.lane);
+  if (stores) *out = pair;
 }
 
-// What does not wait for the projection is asked for before it: slot and angles.
+// What does not wait for the projection is asked for before it: slot and angles. The first turn
+// rehearses, without slices: the code is in the instruction cache when they arrive.
 template <class T>
 MEGATRACE_DEVICE void finish_qkv_head(T& t, const Params& p, const QkvItem& item,
                                       uint32_t position) {
@@ -90,26 +97,31 @@ MEGATRACE_DEVICE void finish_qkv_head(T& t, const Params& p, const QkvItem& item
     cosine = angles[0];
     sine = angles[kHeadDim / 2];
   }
-  const float2 sum = sum_qkv_slices(t, p, item);
-  uint32_t pair = ptx::pack_bf16(sum.x, sum.y);
-  if (normed) {
-    float x = ptx::bf16_low(pair), y = ptx::bf16_high(pair);
-    const float scale = head_rms_scale(x, y, p.shape.eps_norm);
-    pair = ptx::pack_bf16(x * scale, y * scale);
-    if (rotated) {
-      x = ptx::bf16_low(pair);
-      y = ptx::bf16_high(pair);
-      pair = ptx::pack_bf16(x * cosine - y * sine, x * sine + y * cosine);
+#pragma unroll 1
+  for (uint32_t turn = 0; turn < 2; ++turn) {
+    const float2 sum = sum_qkv_slices(t, p, item, turn * slices(p.shape.hidden));
+    uint32_t pair = ptx::pack_bf16(sum.x, sum.y);
+    if (normed) {
+      float x = ptx::bf16_low(pair), y = ptx::bf16_high(pair);
+      const float scale = head_rms_scale(x, y, p.shape.eps_norm);
+      pair = ptx::pack_bf16(x * scale, y * scale);
+      if (rotated) {
+        x = ptx::bf16_low(pair);
+        y = ptx::bf16_high(pair);
+        pair = ptx::pack_bf16(x * cosine - y * sine, x * sine + y * cosine);
+      }
     }
+    store_qkv_head(p, item, slot, pair, turn != 0);
   }
-  store_qkv_head(p, item, slot, pair);
 }
 
+// The math warps take the first heads: they have nothing else to do, and rehearse meanwhile.
 template <class T>
 MEGATRACE_DEVICE void qkv_finish(T& t, const Params& p, Shared& /*s*/) {
-  const uint32_t thread = ptx::opaque(threadIdx.x);
+  const uint32_t thread = ptx::opaque(threadIdx.x), warp = thread >> 5;
+  const uint32_t turn = warp < kTensorWarps ? warp + kMathWarps : warp - kTensorWarps;
   const uint32_t heads = 2 * (p.shape.heads + p.shape.kv_heads), items = p.shape.rows * heads;
-  uint32_t at = quotient(items * blockIdx.x, gridDim.x) + (thread >> 5);
+  uint32_t at = quotient(items * blockIdx.x, gridDim.x) + turn;
   const uint32_t end = quotient(items * blockIdx.x + items, gridDim.x);
   if (at >= end) return;
   auto span = t.span(ev::qkv_finish{});

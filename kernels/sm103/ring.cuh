@@ -7,12 +7,6 @@
 
 namespace muse {
 
-// Names the first stage of a phase in a tensor warp's ring: the loader asks for it before the
-// phase can begin, and its first touch says whether it came in time.
-MEGATRACE_DEVICE uint32_t early_slot(Phase phase, uint32_t warp) {
-  return phase * kTensorWarps + warp;
-}
-
 // The tensor warp's end.
 class Stages {
  public:
@@ -39,7 +33,7 @@ class Stages {
     if (ptx::lane_id() == 0) ptx::mbar_arrive(&s_.empty[warp_][count_ % kStages]);
     ++count_;
     if (first_)
-      t.commit(ev::first_weights{}, stalled_, early_slot(phase_, warp_));
+      t.commit(ev::first_weights{}, stalled_, phase_);
     else
       t.commit(ev::weights{}, stalled_);
     first_ = false;
@@ -66,7 +60,7 @@ class Loader {
     // Where every record says the high part of its time, the first fill has too many for a line.
     if (phase_ != kPhases || ptx::kSlow) wait_for_launch_before(t);
     phase_ = phase;
-    begun_ = 0;
+    begun_ = false;
   }
 
   // Weights do not change, so the first fill of the rings waits for nobody. All else does: the
@@ -80,39 +74,43 @@ class Loader {
     t.head();
   }
 
-  // Asks for the next stage of the first `warps` tensor warps; lane w says where warp w's lies.
+  // The tensor warp that this lane loads for, if it is one of the first `warps`.
+  MEGATRACE_DEVICE uint32_t warp() const { return warp_; }
+  MEGATRACE_DEVICE bool serves(uint32_t warps) const { return mine_ && warp_ < warps; }
+
+  // Waits until some tensor warp whose lane wants a stage has room for it, and asks for the next
+  // stages of all that have, `bytes` at `source` each. Says whether this lane's was: warps do not
+  // wait for each other.
   template <class T>
-  MEGATRACE_DEVICE void load(T& t, uint32_t warps, const char* source, uint32_t bytes) {
+  MEGATRACE_DEVICE bool load(T& t, bool wanted, const char* source, uint32_t bytes) {
     const uint32_t stage = count_ % kStages, parity = (count_ / kStages) & 1;
-    bool asked = !mine_ || warp_ >= warps;
-    if (ptx::ballot(!asked && count_ >= kStages) != 0) wait_for_launch_before(t);
-    publish_first(t, warps);
-    if (!asked) ++count_;
+    if (ptx::ballot(wanted && count_ >= kStages) != 0) wait_for_launch_before(t);
+    bool room = false;
     const uint32_t slot = 0;
     t.poll(ev::stage_free{}, slot, [&] {
-      if (!asked && ptx::mbar_test(&s_.empty[warp_][stage], parity ^ 1)) {
-        ptx::mbar_expect_tx(&s_.full[warp_][stage], bytes);
-        ptx::bulk_stream(s_.ring[warp_][stage], source, bytes, &s_.full[warp_][stage]);
-        asked = true;
-      }
-      return ptx::ballot(!asked) == 0;
+      room = wanted && ptx::mbar_test(&s_.empty[warp_][stage], parity ^ 1);
+      return ptx::ballot(room) != 0 || ptx::ballot(wanted) == 0;
     });
+    if (room) {
+      ptx::mbar_expect_tx(&s_.full[warp_][stage], bytes);
+      ptx::bulk_stream(s_.ring[warp_][stage], source, bytes, &s_.full[warp_][stage]);
+      ++count_;
+    }
+    // Only now is it written down: the first stage of a phase is asked for before the phase can
+    // begin, and its first touch says whether it came in time.
+    const bool any = ptx::ballot(room) != 0;
+    if (any && !begun_) t.publish(ev::early_weights{}, phase_);
+    begun_ |= any;
+    return room;
   }
 
  private:
-  // Marks the rings whose first stage of the phase is asked for now.
-  template <class T>
-  MEGATRACE_DEVICE void publish_first(T& t, uint32_t warps) {
-#pragma unroll 1
-    for (; begun_ < warps; ++begun_) t.publish(ev::early_weights{}, early_slot(phase_, begun_));
-  }
-
   Shared& s_;
   const uint32_t warp_;
   const bool mine_;
   uint32_t count_ = 0;  // stages of this lane's warp so far
   Phase phase_ = kPhases;
-  uint32_t begun_ = 0;  // warps that have a stage of this phase
+  bool begun_ = false;  // this phase has a stage
   bool alone_ = false;  // the launch before has ended
 };
 

@@ -8,10 +8,6 @@ namespace muse {
 
 // -- top-k -----------------------------------------------------------------------------
 
-constexpr uint32_t kMaxExperts = 256;
-// A math warp, the one that makes the routing table next. Tensor warps make the expert input.
-constexpr uint32_t kRouterWarp = kTensorWarps;
-
 // Larger float, larger key. 0 is no float's.
 MEGATRACE_DEVICE uint32_t order_key(float v) {
   const uint32_t bits = __float_as_uint(v);
@@ -48,19 +44,48 @@ MEGATRACE_DEVICE uint32_t top_experts(uint32_t (&key)[8], uint32_t top_k) {
   return chosen;
 }
 
-// One warp: chooses the row's experts. `chance` has room for kMaxExperts.
+// A row's router logits, in one warp: lane l has those of experts 4 l .. and 4 (l + 32) ..
 template <class T>
-MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint32_t row) {
+MEGATRACE_DEVICE void sum_logits(T& t, const Params& p, uint32_t row, float4 (&logit)[2]) {
+  constexpr uint32_t kSlices = 4;  // at once
+  const uint32_t lane = ptx::lane_id(), vectors = p.shape.experts / 4;
+  const uint32_t count = slices(p.shape.hidden);
+  const uint4* part = reinterpret_cast<const uint4*>(p.handoff.router_part) + row * vectors + lane;
+  logit[0] = logit[1] = zeros();
+#pragma unroll 1
+  for (uint32_t first = 0; first < count; first += kSlices) {
+    uint4 words[2 * kSlices] = {};
+    Sources<uint4, 2 * kSlices> from;
+#pragma unroll
+    for (uint32_t j = 0; j < kSlices; ++j, part += p.shape.rows * vectors)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        from.at[2 * j + half] = part + 32 * half;
+        from.wanted[2 * j + half] = first + j < count && lane + 32 * half < vectors;
+      }
+    poll_rows(t, ev::router_part_wait{}, from, words, [&](uint32_t j) {
+      return dense_producer(p.shape.hidden, p.shape.experts + zero_after(j), first + j / 2,
+                            (lane + j % 2 * 32) * 4);
+    });
+#pragma unroll
+    for (uint32_t j = 0; j < 2 * kSlices; ++j) logit[j % 2] = logit[j % 2] + values(words[j]);
+  }
+}
+
+// One warp: chooses the row's experts. Their chances lie where the table of experts will be, which
+// nobody makes before the last of them is chosen.
+template <class T>
+MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, Shared& s, uint32_t row) {
   const uint32_t lane = ptx::lane_id(), experts = p.shape.experts, top_k = p.shape.top_k;
-  const Mine<OneWarp> mine(experts / 4);
   float4 bias[2], logit[2];
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
-    bias[i] = mine.has(i) ? vectors_of(p.weights.router_bias)[lane + i * 32] : zeros();
-  sum_slices<4, OneWarp>(
-      t, ev::router_part_wait{}, p, row,
-      [&] { return Parts{p.handoff.router_part, p.shape.hidden, p.shape.experts}; }, logit);
-  float4* vector = reinterpret_cast<float4*>(chance) + lane;
+    bias[i] =
+        lane + i * 32 < experts / 4 ? vectors_of(p.weights.router_bias)[lane + i * 32] : zeros();
+  sum_logits(t, p, row, logit);
+  static_assert(sizeof(Routing) >= kMaxExperts * 4, "a chance each");
+  const float* const chance = reinterpret_cast<const float*>(&s.routing);
+  float4* vector = reinterpret_cast<float4*>(&s.routing) + lane;
   vector[0] = logit[0];
   vector[32] = logit[1];
 #pragma unroll 1
@@ -74,15 +99,16 @@ MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint3
     const float4 sum = vector[i * 32] + bias[i];
     const float each[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) key[i * 4 + j] = mine.has(i) ? order_key(each[j]) : 0;
+    for (uint32_t j = 0; j < 4; ++j)
+      key[i * 4 + j] = lane + i * 32 < experts / 4 ? order_key(each[j]) : 0;
   }
   const uint32_t id = top_experts(key, top_k);
+  ptx::syncwarp();
+  const float weight = lane < top_k ? chance[id] : 0.f;
   if (lane < top_k) {
     put(p.handoff.ids + row * top_k + lane, id);
     if (p.routes != nullptr) p.routes[row * top_k + lane] = id;
   }
-  ptx::syncwarp();
-  const float weight = lane < top_k ? chance[id] : 0.f;
   const float sum = warp_sum(weight);
   if (lane < top_k)
     put(p.handoff.weights + row * top_k + lane,
@@ -92,72 +118,73 @@ MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, float* chance, uint3
 
 // -- expert input ----------------------------------------------------------------------
 
-// Vectors of a row of kMaxWidth columns that a thread has.
-constexpr uint32_t kMaxWidth = 4096;
-constexpr uint32_t kInputVectors = kMaxWidth / 4 / TensorTeam::kSize;
-constexpr uint32_t kSumVectors = (kMaxWidth / 4 + kWorkers - 1) / kWorkers;
+// The vectors of a chunk of an expert's row, each one lane's.
+struct InputWork {
+  uint2 words[kChunkVectors], gain[kChunkVectors];
+};
 
-// Tensor warps: the row's normed pre-expert projection.
-template <class T>
-MEGATRACE_DEVICE void expert_input(T& t, const Params& p, Shared& s, uint32_t row) {
-  const uint32_t columns = p.shape.expert_width, vectors = columns / 4;
-  const Mine<TensorTeam> mine(vectors);
-  const float per_column = reciprocal(static_cast<float>(columns));
-  uint2 gain[kInputVectors], words[kInputVectors];
-#pragma unroll
-  for (uint32_t i = 0; i < kInputVectors; ++i)
-    gain[i] = mine.has(i) ? vectors_of(p.weights.pre_expert_gain)[mine.first + i * mine.kSize]
-                          : make_uint2(0, 0);
-  sum_slices<2, TensorTeam>(
-      t, ev::router_part_wait{}, p, row,
-      [&] { return Parts{p.handoff.pre_part, p.shape.hidden, p.shape.pre_rows}; }, words);
-  if (p.shape.pre_rows < columns)
-    gather_ranks<TensorTeam>(t, p, p.pre_gather, kPreGather, row, p.shape.pre_rows / 4, words);
-  float4 x[kInputVectors];
-#pragma unroll
-  for (uint32_t i = 0; i < kInputVectors; ++i) x[i] = values(words[i]);
-  const float scale =
-      rms_scale(team_sum<TensorTeam>(s, squares(x), row & 1), per_column, p.shape.eps_norm);
-  uint2* out = pair_row(p.handoff.y, row, vectors) + mine.first;
-#pragma unroll
-  for (uint32_t i = 0; i < kInputVectors; ++i)
-    put_if(mine.has(i), out + i * mine.kSize, pack(x[i] * scale * values(gain[i])));
-  if (mine.warp_has()) t.publish(ev::routes{}, blockIdx.x);
+MEGATRACE_DEVICE InputWork& input_work(Shared& s, const Chunk& c) {
+  return reinterpret_cast<InputWork*>(s.work)[c.place];
 }
 
-// Experts and their input are found at the same time. Neither touches s.work: each warp goes on
-// as soon as it can.
+// The pre-expert projection, whole.
+template <class T>
+MEGATRACE_DEVICE void bring_input(T& t, const Params& p, Shared& s, const Chunk& c) {
+  const uint32_t columns = p.shape.expert_width, own = p.shape.pre_rows / 4;
+  const Parts parts = {p.handoff.pre_part, p.shape.hidden, p.shape.pre_rows};
+  const Shard shard = shard_of(p, own, c);
+  const bool whole = p.shape.pre_rows == columns;
+  uint2 gain = make_uint2(0, 0);
+  if (c.mine) gain = vectors_of(p.weights.pre_expert_gain)[c.vector];
+  uint2 words = pack(sum_slices<4>(t, ev::router_part_wait{}, p, parts, c.row, shard.vector,
+                                   whole ? c.mine : shard.ours));
+  if (!whole) words = gather_ranks(t, p, p.pre_gather, kPreGather, own, c, shard, words);
+  put_row_sum(t, p.handoff.input_sums + c.row * (columns / kWarpColumns), c,
+              squares(values(words)));
+  if (!c.mine) return;
+  input_work(s, c).words[ptx::lane_id()] = words;
+  input_work(s, c).gain[ptx::lane_id()] = gain;
+}
+
+template <class T>
+MEGATRACE_DEVICE void hand_over_input(T& t, const Params& p, Shared& s, const Chunk& c) {
+  const uint32_t columns = p.shape.expert_width, lane = ptx::lane_id();
+  const uint32_t* sums = p.handoff.input_sums + c.row * (columns / kWarpColumns);
+  const float sum = row_sum(t, p, sums, columns, c);
+  const float scale = rms_scale(sum, reciprocal(static_cast<float>(columns)), p.shape.eps_norm);
+  if (!c.mine) return;
+  const InputWork& work = input_work(s, c);
+  put(pair_row(p.handoff.y, c.row, columns / 4) + c.vector,
+      pack(values(work.words[lane]) * scale * values(work.gain[lane])));
+  t.publish(ev::routes{}, blockIdx.x);
+}
+
+// Experts and their input are found at the same time.
 template <class T>
 MEGATRACE_DEVICE void route(T& t, const Params& p, Shared& s) {
-  static_assert(kMaxPairs >= kMaxExperts, "chances take the place of ids");
-  for_rows(p, [&](uint32_t row) {
-    if (warp_id() > kRouterWarp) return;
-    auto span = t.span(ev::route{});
-    if (warp_id() == kRouterWarp)
-      choose_experts(t, p, reinterpret_cast<float*>(s.ids), row);
-    else
-      expert_input(t, p, s, row);
-  });
+  if (warp_id() == kRouterWarp)
+    for_rows(p, [&](uint32_t row) {
+      auto span = t.span(ev::route{});
+      choose_experts(t, p, s, row);
+    });
+  const RowChunks chunks(p, p.shape.expert_width);
+  auto span = t.span_if(chunks.any(), ev::route{});
+  chunks.each([&](const Chunk& c) { bring_input(t, p, s, c); });
+  chunks.each([&](const Chunk& c) { hand_over_input(t, p, s, c); });
 }
 
 // -- sum over a row's experts ----------------------------------------------------------
 
-// Shared memory of the sum, by slot: words, and their sums of squares by warp.
-struct SumWork {
-  uint2* words;    // [slots][h / 4]
-  float* squares;  // [slots][kSumWarps]
-};
-constexpr uint32_t kSumWarps = 12;
-
-MEGATRACE_DEVICE SumWork sum_work(const Params& p, Shared& s) {
-  uint2* words = reinterpret_cast<uint2*>(s.work);
-  return {words, reinterpret_cast<float*>(words + p.shape.top_k * (p.shape.expert_width / 4))};
+// What experts say to a chunk, by slot; each vector is one lane's.
+MEGATRACE_DEVICE uint2* said_by(const Params& p, Shared& s, const Chunk& c, uint32_t slot) {
+  return reinterpret_cast<uint2*>(s.work) +
+         ((c.place * p.shape.top_k + slot) * kChunkVectors + ptx::lane_id());
 }
 
 // The slots of a row whose experts are on this rank, a bit each. The routing table is made.
-MEGATRACE_DEVICE uint32_t local_slots(const Params& p, const Shared& s, uint32_t row) {
+MEGATRACE_DEVICE uint32_t local_slots(const Params& p, const Shared& s, const Chunk& c) {
   const uint32_t lane = ptx::lane_id(), top_k = p.shape.top_k;
-  return ptx::ballot(lane < top_k && s.ids[row * top_k + lane] < p.shape.local_experts);
+  return ptx::ballot(c.mine && lane < top_k && s.ids[c.row * top_k + lane] < p.shape.local_experts);
 }
 
 MEGATRACE_DEVICE uint32_t lowest(uint32_t slots) {
@@ -179,120 +206,109 @@ MEGATRACE_DEVICE uint32_t down_producer(const Params& p, const Shared& s, uint32
   return share_owner(routing.groups * tiles, group * tiles + column / 16);
 }
 
-// Brings the rows of all local slots into shared memory, kSlots at a time.
+MEGATRACE_DEVICE float4 post_gain(const Params& p, const Chunk& c) {
+  return c.mine ? values(vectors_of(p.weights.post_expert_gain)[c.vector]) : zeros();
+}
+
+// Brings what the local experts say, a few slots at a time, and hands over the sums of squares.
 template <class T>
-MEGATRACE_DEVICE void stage_down(T& t, const Params& p, const Shared& s, uint32_t local,
-                                 const SumWork& work, uint32_t row, const Mine<Workers>& mine) {
+MEGATRACE_DEVICE void bring_said(T& t, const Params& p, Shared& s, const Chunk& c) {
   constexpr uint32_t kSlots = 4;
-  const uint32_t vectors = p.shape.expert_width / 4, first_pair = row * p.shape.top_k;
-  const uint2* down = pair_row(p.handoff.down, first_pair, vectors) + mine.first;
-  uint2 words[kSlots][kSumVectors] = {};
+  const uint32_t vectors = p.shape.expert_width / 4, first_pair = c.row * p.shape.top_k;
+  const uint2* down = pair_row(p.handoff.down, first_pair, vectors) + c.vector;
+  const float4 gain = post_gain(p, c);
+  const uint32_t local = local_slots(p, s, c);
+  uint32_t rest = local;
 #pragma unroll 1
-  for (uint32_t rest = local; rest != 0;) {
+  do {
+    uint2 words[kSlots] = {};
     Sources<uint2, kSlots> from;
     uint32_t slot[kSlots];
 #pragma unroll
     for (uint32_t j = 0; j < kSlots; ++j) {
-      slot[j] = rest != 0 ? lowest(rest) : 0;
+      slot[j] = rest != 0 ? lowest(rest) : kEmpty;
       from.at[j] = down + slot[j] * vectors;
-      from.left[j] = rest != 0 ? mine.left : 0;
+      from.wanted[j] = rest != 0;
       rest &= rest - 1;
     }
-    poll_rows<kWorkers>(t, ev::down_wait{}, from, words, [&](uint32_t j, uint32_t i) {
+    poll_rows(t, ev::down_wait{}, from, words, [&](uint32_t j) {
       const uint32_t at = j == 0 ? slot[0] : j == 1 ? slot[1] : j == 2 ? slot[2] : slot[3];
-      return down_producer(p, s, first_pair + at, (mine.first + i * kWorkers) * 4);
+      return down_producer(p, s, first_pair + at, c.vector * 4);
     });
 #pragma unroll
     for (uint32_t j = 0; j < kSlots; ++j)
-#pragma unroll
-      for (uint32_t i = 0; i < kSumVectors; ++i)
-        if (static_cast<int32_t>(i * kWorkers) < from.left[j])
-          work.words[slot[j] * vectors + mine.first + i * kWorkers] = words[j][i];
-  }
+      if (slot[j] != kEmpty) *said_by(p, s, c, slot[j]) = words[j];
+  } while (rest != 0);
+  rest = local;
+#pragma unroll 1
+  do {  // at least once: the math warps rehearse
+    Chunk of = c;
+    of.mine = rest != 0;
+    const uint32_t slot = of.mine ? lowest(rest) : 0;
+    put_row_sum(t, p.handoff.down_sums + (first_pair + slot) * (vectors / kChunkVectors), of,
+                squares(values(*said_by(p, s, c, slot)) * gain));
+    rest &= rest - 1;
+  } while (rest != 0);
 }
 
-// Lane j: what slot j's row is multiplied by, its router weight over its rms.
+// Lane j: the router weight of slot j.
 template <class T>
-MEGATRACE_DEVICE float slot_scale(T& t, const Params& p, uint32_t local, const SumWork& work,
-                                  uint32_t row, uint32_t weight) {
+MEGATRACE_DEVICE float router_weight(T& t, const Params& p, uint32_t local, const Chunk& c) {
   const uint32_t lane = ptx::lane_id();
   const bool mine = local >> lane & 1;
-  uint32_t slot = 0;
+  megatrace::LaneSlot slot;
+  uint32_t weight = 0;
   t.poll(ev::routes_wait{}, slot, [&] {
     return try_load(
         slot,
         [&] {
-          if (mine && !filled(weight))
-            weight = ptx::load_relaxed(p.handoff.weights + row * p.shape.top_k + lane);
-          return !mine || filled(weight);
+          if (mine) weight = ptx::load_relaxed(p.handoff.weights + c.row * p.shape.top_k + lane);
+          return filled(weight);
         },
-        [&] { return row_owner(p, row); });
+        [&] { return row_owner(p, c.row); });
   });
-  float total = 0;
-  if (mine)
-#pragma unroll
-    for (uint32_t w = 0; w < kWorkers / 32; ++w) total += work.squares[lane * kSumWarps + w];
-  return rms_scale(total, reciprocal(static_cast<float>(p.shape.expert_width)), p.shape.eps_post) *
-         __uint_as_float(weight);
+  return __uint_as_float(weight);
 }
 
+// Each slot's row by its router weight over its rms, summed over slots and ranks.
 template <class T>
-MEGATRACE_DEVICE void expert_sum_row(T& t, const Params& p, Shared& s, uint32_t row) {
-  const uint32_t vectors = p.shape.expert_width / 4, lane = ptx::lane_id();
-  const Mine<Workers> mine(vectors);
-  const SumWork work = sum_work(p, s);
-  const uint32_t local = local_slots(p, s, row);
-  uint32_t weight = 0;
-  if (local >> lane & 1) weight = ptx::load_relaxed(p.handoff.weights + row * p.shape.top_k + lane);
-  float4 gain[kSumVectors], sum[kSumVectors];
-  // Without a branch a vector: what a thread does not have is read of another, times 0.
-  uint32_t at[kSumVectors];
-#pragma unroll
-  for (uint32_t i = 0; i < kSumVectors; ++i) {
-    at[i] = mine.has(i) ? mine.first + i * kWorkers : mine.has(0) ? mine.first : 0;
-    gain[i] = values(vectors_of(p.weights.post_expert_gain)[at[i]]);
-    if (!mine.has(i)) gain[i] = zeros();
-    sum[i] = zeros();
-  }
-  stage_down(t, p, s, local, work, row, mine);
+MEGATRACE_DEVICE void hand_over_sum(T& t, const Params& p, Shared& s, const Chunk& c) {
+  const uint32_t columns = p.shape.expert_width, first_pair = c.row * p.shape.top_k;
+  const uint32_t local = local_slots(p, s, c);
+  const float4 gain = post_gain(p, c);
+  const float weights = router_weight(t, p, local, c);
+  const float per_column = reciprocal(static_cast<float>(columns));
+  float4 sum = zeros();
+  uint32_t rest = local;
 #pragma unroll 1
-  for (uint32_t rest = local; rest != 0; rest &= rest - 1) {
-    const uint32_t slot = lowest(rest);
-    float square = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kSumVectors; ++i)
-      square += squares(values(work.words[slot * vectors + at[i]]) * gain[i]);
-    square = warp_sum(mine.has(0) ? square : 0.f);
-    if (lane == 0) work.squares[slot * kSumWarps + warp_id()] = square;
-  }
-  workers_sync();
-  const float scales = slot_scale(t, p, local, work, row, weight);
-#pragma unroll 1
-  for (uint32_t rest = local; rest != 0; rest &= rest - 1) {
-    const uint32_t slot = lowest(rest);
-    const float scale = ptx::shuffle(scales, slot);
-#pragma unroll
-    for (uint32_t i = 0; i < kSumVectors; ++i)
-      sum[i] = sum[i] + values(work.words[slot * vectors + at[i]]) * scale;
-  }
-  uint2 words[kSumVectors];
-#pragma unroll
-  for (uint32_t i = 0; i < kSumVectors; ++i) words[i] = pack(sum[i] * gain[i]);
+  do {  // at least once: the math warps rehearse
+    Chunk of = c;
+    of.mine = rest != 0;
+    const uint32_t slot = of.mine ? lowest(rest) : 0;
+    const uint32_t* sums = p.handoff.down_sums + (first_pair + slot) * (columns / kWarpColumns);
+    const float scale = rms_scale(row_sum(t, p, sums, columns, of), per_column, p.shape.eps_post);
+    const uint2 words = of.mine ? *said_by(p, s, c, slot) : make_uint2(0, 0);
+    sum = sum + values(words) * (scale * ptx::shuffle(weights, slot));
+    rest &= rest - 1;
+  } while (rest != 0);
+  uint2 words = pack(sum * gain);
   if (p.shape.ranks != 1)
-    reduce_ranks<4>(t, p, p.expert_reduce, kExpertReduce, row, vectors, mine, words);
-  uint2* out = pair_row(p.handoff.sum, row, vectors) + mine.first;
-#pragma unroll
-  for (uint32_t i = 0; i < kSumVectors; ++i) put_if(mine.has(i), out + i * kWorkers, words[i]);
-  if (mine.warp_has()) t.publish(ev::expert_row{}, blockIdx.x);
+    words = reduce_ranks(t, p, p.expert_reduce, kExpertReduce, columns / 4, c, words);
+  if (!c.mine) return;
+  put(pair_row(p.handoff.sum, c.row, columns / 4) + c.vector, words);
+  t.publish(ev::expert_row{}, blockIdx.x);
 }
 
 template <class T>
 MEGATRACE_DEVICE void expert_sum(T& t, const Params& p, Shared& s) {
-  for_rows(p, [&](uint32_t row) {
-    auto span = t.span(ev::expert_sum{});
-    expert_sum_row(t, p, s, row);
-    workers_sync();
-  });
+  const RowChunks chunks(p, p.shape.expert_width);
+  routing(t, s);
+  {
+    auto span = t.span_if(chunks.any(), ev::expert_sum{});
+    chunks.each([&](const Chunk& c) { bring_said(t, p, s, c); });
+    chunks.each([&](const Chunk& c) { hand_over_sum(t, p, s, c); });
+  }
+  if (warp_id() < kTensorWarps) tensor_sync();
 }
 
 // -- gains and gates -------------------------------------------------------------------

@@ -3,51 +3,39 @@
 #pragma once
 
 #include "handoff.cuh"
+#include "heads.cuh"
 
 namespace muse {
 
-constexpr uint32_t kNobody = 1u << 31;  // an expert that no id less the first one is
-
-// All ids of the step, as local experts (others wrap around to something large), in s.ids.
+// The ids of the first `pairs` pairs, as local experts (others wrap around to something large), in
+// s.ids; kEmpty after them.
 template <class T>
-MEGATRACE_DEVICE void gather_ids(T& t, const Params& p, Shared& s) {
-  const uint32_t pairs = p.shape.rows * p.shape.top_k;
+MEGATRACE_DEVICE void gather_ids(T& t, const Params& p, Shared& s, uint32_t pairs) {
 #pragma unroll 1
-  for (uint32_t pair = ptx::lane_id() * 4; pair < kMaxPairs; pair += 128) {
+  for (uint32_t vector = 0; vector < kMaxPairs; vector += 128) {
+    const uint32_t pair = vector + ptx::lane_id() * 4;
     uint4 id = make_uint4(0, 0, 0, 0);
-    uint32_t slot = 0;
-    t.poll(ev::routes_wait{}, slot, [&] {
-      return try_load(
-          slot,
-          [&] {
-            if (pair < pairs)
-              id = ptx::load_relaxed(reinterpret_cast<const uint4*>(p.handoff.ids + pair));
-            if (pair + 1 >= pairs) id.y = 0;
-            if (pair + 2 >= pairs) id.z = 0;
-            if (pair + 3 >= pairs) id.w = 0;
-            return filled(id);
-          },
-          [&] { return row_owner(p, pair / p.shape.top_k); });
-    });
+    megatrace::LaneSlot slot;
+    if (pairs != 0)
+      t.poll(ev::routes_wait{}, slot, [&] {
+        return try_load(
+            slot,
+            [&] {
+              if (pair < pairs)
+                id = ptx::load_relaxed(reinterpret_cast<const uint4*>(p.handoff.ids + pair));
+              if (pair + 1 >= pairs) id.y = 0;
+              if (pair + 2 >= pairs) id.z = 0;
+              if (pair + 3 >= pairs) id.w = 0;
+              return filled(id);
+            },
+            [&] { return row_owner(p, quotient(pair, ptx::opaque(p.shape.top_k))); });
+      });
     const uint32_t first = p.shape.first_expert;
     *reinterpret_cast<uint4*>(s.ids + pair) = make_uint4(
         pair < pairs ? id.x - first : kEmpty, pair + 1 < pairs ? id.y - first : kEmpty,
         pair + 2 < pairs ? id.z - first : kEmpty, pair + 3 < pairs ? id.w - first : kEmpty);
   }
   ptx::syncwarp();
-}
-
-// Of 32 pairs from `first`, those that go to an expert.
-MEGATRACE_DEVICE uint32_t pairs_of(const Shared& s, uint32_t first, uint32_t expert) {
-  uint32_t mask = 0;
-#pragma unroll 2
-  for (uint32_t i = 0; i < 32; i += 4) {
-    const uint4 id = *reinterpret_cast<const uint4*>(s.ids + first + i);
-    const uint32_t four =
-        (id.x == expert) | (id.y == expert) << 1 | (id.z == expert) << 2 | (id.w == expert) << 3;
-    mask |= four << i;
-  }
-  return mask;
 }
 
 // Sum over the lanes up to this one.
@@ -61,40 +49,82 @@ MEGATRACE_DEVICE uint32_t sum_up_to_lane(uint32_t v) {
   return v;
 }
 
-// Made by one warp. Experts ascend, and so do the pairs of one expert, in groups of kTokens.
-template <class T>
-MEGATRACE_DEVICE void make_routing(T& t, const Params& p, Shared& s) {
-  gather_ids(t, p, s);
-  const uint32_t lane = ptx::lane_id(), pairs = p.shape.rows * p.shape.top_k;
+// Lane l's share of 32 ids: a bit for each lane whose id is l.
+MEGATRACE_DEVICE uint32_t lanes_with_own(uint32_t id) {
+  const uint32_t lane = ptx::lane_id();
+  uint32_t with = ptx::ballot(id < 32);
+#pragma unroll
+  for (uint32_t bit = 1; bit < 32; bit *= 2) {
+    const uint32_t set = ptx::ballot((id & bit) != 0);
+    with &= (lane & bit) != 0 ? set : ~set;
+  }
+  return with;
+}
+
+// Counts the tokens of 32 experts from `base` on, or puts them at their places, which `next`
+// counts for the lane's expert.
+MEGATRACE_DEVICE uint32_t take_tokens(const Params& p, Shared& s, uint32_t base, uint32_t next,
+                                      bool places) {
+  const uint32_t lane = ptx::lane_id(), experts = min(p.shape.local_experts - base, 32u);
+  const uint32_t pairs = p.shape.rows * p.shape.top_k;
+#pragma unroll 1
+  for (uint32_t at = 0; at < pairs; at += 32) {
+    const uint32_t pair = at + lane;
+    uint32_t id = s.ids[pair] - base;
+    if (id >= experts) id = kEmpty;
+    const uint32_t own = lanes_with_own(id);
+    const uint32_t same = ptx::shuffle(own, id & 31), first = ptx::shuffle(next, id & 31);
+    if (places && id < 32) {
+      const uint32_t place = first + __popc(same & ((1u << lane) - 1));
+      Group& g = s.routing.group[place / kTokens];
+      g.pairs[place % kTokens] = static_cast<uint8_t>(pair);
+      g.rows[place % kTokens] = static_cast<uint8_t>(quotient(pair, p.shape.top_k));
+    }
+    next += __popc(own);
+  }
+  return next;
+}
+
+// Experts ascend, and so do the pairs of one expert, in groups of kTokens. Returns the experts. A
+// rehearsal writes nothing: the attention may still have its sums there.
+MEGATRACE_DEVICE uint32_t fill_table(const Params& p, Shared& s, bool rehearsal) {
   uint32_t groups = 0, experts = 0;
 #pragma unroll 1
   for (uint32_t base = 0; base < p.shape.local_experts; base += 32) {
-    const uint32_t expert = base + lane < p.shape.local_experts ? base + lane : kNobody;
-    uint32_t tokens = 0;
+    uint32_t next = 0;
 #pragma unroll 1
-    for (uint32_t first = 0; first < pairs; first += 32)
-      tokens += __popc(pairs_of(s, first, expert));
-    const uint32_t mine = (tokens + kTokens - 1) / kTokens;
-    const uint32_t up_to_mine = sum_up_to_lane(mine);
-    const uint32_t group = groups + up_to_mine - mine;
-    uint32_t seen = 0;
+    for (uint32_t pass = 0; pass < 2; ++pass) {
+      const uint32_t tokens = take_tokens(p, s, base, next, pass != 0);
+      if (pass != 0) break;
+      const uint32_t mine = (tokens + kTokens - 1) / kTokens;
+      const uint32_t up_to_mine = sum_up_to_lane(mine);
+      uint32_t group = groups + up_to_mine - mine;
+      next = group * kTokens;
 #pragma unroll 1
-    for (uint32_t first = 0; first < pairs && seen < tokens; first += 32)
-      for (uint32_t mask = pairs_of(s, first, expert); mask != 0; mask &= mask - 1, ++seen) {
-        Group& g = s.routing.group[group + seen / kTokens];
-        g.expert = static_cast<uint16_t>(expert);
-        g.tokens = static_cast<uint16_t>(min(tokens - seen / kTokens * kTokens, kTokens));
-        const uint32_t pair = first + static_cast<uint32_t>(__ffs(static_cast<int>(mask))) - 1;
-        g.pairs[seen % kTokens] = static_cast<uint8_t>(pair);
-        g.rows[seen % kTokens] = static_cast<uint8_t>(pair / p.shape.top_k);
+      for (uint32_t left = tokens; left != 0; left -= min(left, kTokens), ++group) {
+        s.routing.group[group].expert = static_cast<uint16_t>(base + ptx::lane_id());
+        s.routing.group[group].tokens = static_cast<uint16_t>(min(left, kTokens));
       }
-    ptx::syncwarp();
-    experts += __popc(ptx::ballot(tokens != 0));
-    groups += ptx::shuffle(up_to_mine, 31);
+      experts += __popc(ptx::ballot(tokens != 0));
+      groups += ptx::shuffle(up_to_mine, 31);
+    }
   }
-  if (lane == 0) s.routing.groups = groups;
+  if (ptx::lane_id() == 0 && !rehearsal) s.routing.groups = groups;
   ptx::syncwarp();
-  if (lane == 0) ptx::mbar_arrive(&s.routed);
+  return experts;
+}
+
+// Made by one warp, which rehearses it without ids: its code is in the instruction cache when they
+// arrive.
+template <class T>
+MEGATRACE_DEVICE void make_routing(T& t, const Params& p, Shared& s) {
+  uint32_t experts = 0;
+#pragma unroll 1
+  for (uint32_t turn = 0; turn < 2; ++turn) {
+    gather_ids(t, p, s, turn * p.shape.rows * p.shape.top_k);
+    experts = fill_table(p, s, turn == 0);
+  }
+  if (ptx::lane_id() == 0) ptx::mbar_arrive(&s.routed);
   t.instant(ev::distinct_experts{}, experts);  // every block: some SMs may not be recorded
 }
 

@@ -1,9 +1,11 @@
-// What the row-wise phases are made of. A thread takes four neighbouring columns of a row at a
-// time, a vector: 16 bytes of fp32 words or 8 of bf16 pairs. Vector v is always the same
-// thread's, so a row stays in registers, or in shared memory without a barrier.
+// What the row-wise phases are made of. A warp takes a chunk of a row, 128 columns, and a lane a
+// vector of it: four neighbouring columns, 16 bytes of fp32 words or 8 of bf16 pairs. The chunks of
+// all rows are the units that blocks share. What a row's chunks must know of each other is
+// one number, a sum, and it is handed over like any other word.
 //
-// A launch runs this once, and what is not in the cache costs ten to twenty cycles an instruction:
-// what is repeated is a loop, and only loads stand side by side.
+// A launch runs this once, and what is not in the cache costs ten to twenty cycles an instruction.
+// So the math warps, which have no chunks, run the same code on nothing, as early as they can: the
+// tensor warps find it in the cache.
 #pragma once
 
 #include "gemm.cuh"
@@ -73,65 +75,61 @@ MEGATRACE_DEVICE uint2* pair_row(uint32_t* words, uint32_t row, uint32_t vectors
   return reinterpret_cast<uint2*>(words) + row * vectors;
 }
 
-// -- teams -----------------------------------------------------------------------------
+// -- chunks ----------------------------------------------------------------------------
 
-// Who shares the vectors of a row; vector v is thread v % kSize's.
-struct Workers {
-  static constexpr uint32_t kSize = kWorkers;
-  static MEGATRACE_DEVICE void sync() { workers_sync(); }
-};
-struct TensorTeam {
-  static constexpr uint32_t kSize = kTensorWarps * 32;
-  static MEGATRACE_DEVICE void sync() { tensor_sync(); }
-};
-struct OneWarp {
-  static constexpr uint32_t kSize = 32;
+constexpr uint32_t kChunkVectors = kWarpColumns / 4;
+static_assert(kChunkVectors == 32, "a vector a lane");
+
+// A lane's vector of a row; `mine`: there is one.
+struct Chunk {
+  uint32_t row, chunk, vector;
+  uint32_t place;  // of this chunk among the block's
+  bool mine;
 };
 
-// The thread's vectors of a row of `vectors`: `first`, first + kSize, ...
-template <class Team>
-struct Mine {
-  static constexpr uint32_t kSize = Team::kSize;
-  const uint32_t first;
-  const int32_t left;  // vectors of the row from `first` on
+// The chunks of all rows of `columns` columns that are this block's, and of them this warp's:
+// tensor warps share them out.
+class RowChunks {
+ public:
+  MEGATRACE_DEVICE RowChunks(const Params& p, uint32_t columns)
+      : row_chunks_(columns / kWarpColumns) {
+    // The thread is opaque, or the compiler computes all addresses of all phases at once.
+    const uint32_t thread = ptx::opaque(threadIdx.x), total = p.shape.rows * row_chunks_;
+    lane_ = thread & 31;
+    begin_ = quotient(total * blockIdx.x, gridDim.x);
+    end_ = quotient(total * blockIdx.x + total, gridDim.x);
+    first_ = thread < kTensorWarps * 32 ? begin_ + (thread >> 5) : end_;
+  }
 
-  // The thread is opaque, or the compiler computes all addresses of all phases at once.
-  MEGATRACE_DEVICE explicit Mine(uint32_t vectors)
-      : first(ptx::opaque(kSize == 32 ? ptx::lane_id() : threadIdx.x)),
-        left(static_cast<int32_t>(vectors - first)) {}
+  MEGATRACE_DEVICE bool any() const { return first_ < end_; }
 
-  MEGATRACE_DEVICE bool has(uint32_t i) const { return static_cast<int32_t>(i * kSize) < left; }
-  // Has some lane of the warp any?
-  MEGATRACE_DEVICE bool warp_has() const { return left + static_cast<int32_t>(ptx::lane_id()) > 0; }
+  // Calls `body(chunk)` for every chunk of the warp, and once for none where it has none.
+  template <class Body>
+  MEGATRACE_DEVICE void each(Body&& body) const {
+    uint32_t unit = first_;
+#pragma unroll 1
+    do {
+      const bool mine = unit < end_;
+      const uint32_t row = mine ? quotient(unit, row_chunks_) : 0;
+      const uint32_t chunk = mine ? unit - row * row_chunks_ : 0;
+      body(Chunk{row, chunk, chunk * kChunkVectors + lane_, unit - begin_, mine});
+      unit += kTensorWarps;
+    } while (unit < end_);
+  }
+
+ private:
+  const uint32_t row_chunks_;
+  uint32_t lane_, begin_, end_, first_;
 };
 
 MEGATRACE_DEVICE float warp_sum(float v) {
+#pragma unroll
   for (uint32_t mask = 16; mask != 0; mask /= 2) v += ptx::shuffle_xor(v, mask);
   return v;
 }
 
-// The sum over the team, in every thread. Sums that follow each other take turns 0 and 1.
-template <class Team>
-MEGATRACE_DEVICE float team_sum(Shared& s, float v, uint32_t turn) {
-  v = warp_sum(v);
-  if (ptx::lane_id() == 0) s.reduce[turn][warp_id()] = v;
-  Team::sync();
-  float sum = s.reduce[turn][0];
-#pragma unroll
-  for (uint32_t w = 1; w < Team::kSize / 32; ++w) sum += s.reduce[turn][w];
-  return sum;
-}
-
 MEGATRACE_DEVICE float rms_scale(float sum_of_squares, float per_column, float eps) {
   return ptx::rsqrt(sum_of_squares * per_column + eps);
-}
-
-template <uint32_t kMost>
-MEGATRACE_DEVICE float squares(const float4 (&row)[kMost]) {
-  float sum = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < kMost; ++i) sum += squares(row[i]);
-  return sum;
 }
 
 // Calls `body(row)` for every row of this block: where row_owner() says so, without a division.
@@ -146,65 +144,34 @@ MEGATRACE_DEVICE void for_rows(const Params& p, Body&& body) {
 
 // -- words that others hand over -------------------------------------------------------
 
-// The same pointer, opaque: computed here and once.
-template <class Words>
-MEGATRACE_DEVICE const Words* pinned(const Words* p) {
-  const uint64_t at = reinterpret_cast<uintptr_t>(p);
-  const uint64_t high = ptx::opaque(static_cast<uint32_t>(at >> 32));
-  return reinterpret_cast<const Words*>(
-      static_cast<uintptr_t>(high << 32 | ptx::opaque(static_cast<uint32_t>(at))));
-}
-
-// Some rows of words, as a thread sees them: where its first vector is, and how many vectors there
-// are from there on, which is none of a row not asked for.
+// Words of some rows, as a lane sees them: where, and whether they are asked for.
 template <class Words, uint32_t kRows>
 struct Sources {
   const Words* at[kRows];
-  int32_t left[kRows];
+  bool wanted[kRows];
 };
 
-// Polls vectors kSize apart until all of their words are there; what there is not, is left alone.
-// `producer(j, i)` names who owes a vector.
-template <uint32_t kSize, uint32_t kRows, uint32_t kMost, class Words, class T, class Wait,
-          class Producer>
+// Polls until all that is asked for is there; the rest is left alone. `producer(j)` names who owes
+// row j.
+template <uint32_t kRows, class Words, class T, class Wait, class Producer>
 MEGATRACE_DEVICE void poll_rows(T& t, Wait wait, const Sources<Words, kRows>& from,
-                                Words (&words)[kRows][kMost], Producer&& producer) {
-  uint32_t slot = 0;
+                                Words (&words)[kRows], Producer&& producer) {
+  megatrace::LaneSlot slot;
+  uint32_t missing = 0;
   t.poll(wait, slot, [&] {
     return try_load(
         slot,
         [&] {
-#pragma unroll
-          for (uint32_t j = 0; j < kRows; ++j) {
-            // Opaque, or a predicate for each vector is kept, and there are only seven.
-            const int32_t left =
-                static_cast<int32_t>(ptx::opaque(static_cast<uint32_t>(from.left[j])));
-#pragma unroll
-            for (uint32_t i = 0; i < kMost; ++i)
-              if (static_cast<int32_t>(i * kSize) < left)
-                words[j][i] = load_words(from.at[j] + i * kSize);
-          }
-          uint32_t most = 0;
+          missing = 0;
 #pragma unroll
           for (uint32_t j = 0; j < kRows; ++j)
+            if (from.wanted[j]) words[j] = load_words(from.at[j]);
 #pragma unroll
-            for (uint32_t i = 0; i < kMost; ++i) most = max(most, largest(words[j][i]));
-          return most != kEmpty;
+          for (uint32_t j = 0; j < kRows; ++j)
+            if (from.wanted[j] && largest(words[j]) == kEmpty) missing = j + 1;
+          return missing == 0;
         },
-        [&] {
-          uint32_t row = 0, vector = 0;
-      // Opaque, or all that was looked at is kept for this.
-#pragma unroll
-          for (uint32_t j = 0; j < kRows; ++j)
-#pragma unroll
-            for (uint32_t i = 0; i < kMost; ++i) words[j][i].x = ptx::opaque(words[j][i].x);
-#pragma unroll
-          for (uint32_t j = 0; j < kRows; ++j)
-#pragma unroll
-            for (uint32_t i = 0; i < kMost; ++i)
-              if (largest(words[j][i]) == kEmpty) row = j, vector = i;
-          return producer(row, vector);
-        });
+        [&] { return producer(max(missing, 1u) - 1); });
   });
 }
 
@@ -215,33 +182,27 @@ struct NoRow {
   MEGATRACE_DEVICE void take(Words&) const {}
 };
 
-// Sums rows 0.. of words in that order, kDepth of them at a time. `at(row)` is where the thread's
-// first vector is, `producer(row, i)` names who owes vector i.
-template <uint32_t kDepth, class Words, class Team, uint32_t kMost, class T, class Wait, class At,
-          class Producer, class Held>
-MEGATRACE_DEVICE void sum_rows(T& t, Wait wait, const Mine<Team>& mine, uint32_t rows, At&& at,
-                               Producer&& producer, const Held& held, float4 (&sum)[kMost]) {
-  Words words[kDepth][kMost] = {};
-#pragma unroll
-  for (uint32_t i = 0; i < kMost; ++i) sum[i] = zeros();
+// Sums rows 0.. of words in that order, kDepth of them at a time. `at(row)` is where the lane's
+// words are, `producer(row)` names who owes them; nothing is `wanted` of a lane without a vector.
+template <uint32_t kDepth, class Words, class T, class Wait, class At, class Producer, class Held>
+MEGATRACE_DEVICE float4 sum_rows(T& t, Wait wait, bool wanted, uint32_t rows, At&& at,
+                                 Producer&& producer, const Held& held) {
+  float4 sum = zeros();
 #pragma unroll 1
   for (uint32_t row = 0; row < rows; row += kDepth) {
+    Words words[kDepth] = {};
     Sources<Words, kDepth> from;
 #pragma unroll
     for (uint32_t j = 0; j < kDepth; ++j) {
-      from.at[j] = pinned(at(row + j));
-      from.left[j] = row + j < rows && !held.is(row + j) ? mine.left : 0;
+      from.at[j] = at(row + j);
+      from.wanted[j] = wanted && row + j < rows && !held.is(row + j);
       if (held.is(row + j)) held.take(words[j]);
     }
-    poll_rows<Team::kSize>(t, wait, from, words,
-                           [&](uint32_t j, uint32_t i) { return producer(row + j, i); });
+    poll_rows(t, wait, from, words, [&](uint32_t j) { return producer(row + j); });
 #pragma unroll
-    for (uint32_t j = 0; j < kDepth; ++j) {
-      if (row + j >= rows) break;
-#pragma unroll
-      for (uint32_t i = 0; i < kMost; ++i) sum[i] = sum[i] + values(words[j][i]);
-    }
+    for (uint32_t j = 0; j < kDepth; ++j) sum = sum + values(words[j]);
   }
+  return sum;
 }
 
 // What a projection from k to n columns hands over: [slices(k)][rows][n] fp32.
@@ -250,34 +211,53 @@ struct Parts {
   uint32_t k, n;
 };
 
-// A row of a projection, summed over its slices; rounded where words are asked for. `of()` says of
-// which one, once more where a part is missing: no register holds it.
-template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait, class Of>
-MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row, Of&& of,
-                                 float4 (&sum)[kMost]) {
-  const Parts parts = of();
-  const Mine<Team> mine(parts.n / 4);
-  const uint32_t first = row * (parts.n / 4) + mine.first, slice = p.shape.rows * (parts.n / 4);
-  sum_rows<kDepth, uint4>(
-      t, wait, mine, slices(parts.k),
+// A vector of a row of a projection, summed over its slices, where it is wanted.
+template <uint32_t kDepth, class T, class Wait>
+MEGATRACE_DEVICE float4 sum_slices(T& t, Wait wait, const Params& p, const Parts& parts,
+                                   uint32_t row, uint32_t vector, bool wanted) {
+  const uint4* const first =
+      reinterpret_cast<const uint4*>(parts.words) + (row * (parts.n / 4) + vector);
+  const uint32_t slice = p.shape.rows * (parts.n / 4);
+  return sum_rows<kDepth, uint4>(
+      t, wait, wanted, slices(parts.k), [&](uint32_t part) { return first + part * slice; },
+      // n, but not before the part is known, or the division begins ahead of the loop.
       [&](uint32_t part) {
-        return reinterpret_cast<const uint4*>(parts.words) + (first + part * slice);
+        return dense_producer(parts.k, parts.n + zero_after(part), part, vector * 4);
       },
-      [&](uint32_t part, uint32_t i) {
-        const Parts again = of();
-        // n, but not before i is known, or the division begins ahead of the loop.
-        const uint32_t n = again.n + (ptx::opaque(i) >> 16);
-        return dense_producer(again.k, n, part, (mine.first + i * Team::kSize) * 4);
-      },
-      NoRow{}, sum);
+      NoRow{});
 }
-template <uint32_t kDepth, class Team, uint32_t kMost, class T, class Wait, class Of>
-MEGATRACE_DEVICE void sum_slices(T& t, Wait wait, const Params& p, uint32_t row, Of&& of,
-                                 uint2 (&rounded)[kMost]) {
-  float4 sum[kMost];
-  sum_slices<kDepth, Team>(t, wait, p, row, of, sum);
-#pragma unroll
-  for (uint32_t i = 0; i < kMost; ++i) rounded[i] = pack(sum[i]);
+
+// -- sums over a row -------------------------------------------------------------------
+
+// Hands over what this chunk adds to a row's sum; `sums` has a word a chunk of the row.
+template <class T>
+MEGATRACE_DEVICE void put_row_sum(T& t, uint32_t* sums, const Chunk& c, float v) {
+  v = warp_sum(v);
+  if (!c.mine) return;
+  if (ptx::lane_id() == 0) put(sums + c.chunk, float_word(v));
+  t.publish(ev::row_sum{}, blockIdx.x);
+}
+
+// The sum over a row of `columns` columns, at most 8192, in every lane.
+template <class T>
+MEGATRACE_DEVICE float row_sum(T& t, const Params& p, const uint32_t* sums, uint32_t columns,
+                               const Chunk& c) {
+  const uint32_t chunks = c.mine ? columns / kWarpColumns : 0, lane = ptx::lane_id();
+  megatrace::LaneSlot slot;
+  uint32_t low = 0, high = 0;
+  t.poll(ev::row_sum_wait{}, slot, [&] {
+    return try_load(
+        slot,
+        [&] {
+          if (lane < chunks) low = ptx::load_relaxed(sums + lane);
+          if (lane + 32 < chunks) high = ptx::load_relaxed(sums + lane + 32);
+          return filled(low) && filled(high);
+        },
+        [&] {
+          return chunk_owner(p, columns, c.row, (lane + (filled(low) ? 32 : 0)) * kWarpColumns);
+        });
+  });
+  return warp_sum(__uint_as_float(low) + __uint_as_float(high));
 }
 
 }  // namespace muse

@@ -13,6 +13,9 @@ constexpr uint32_t kTensorWarps = 8, kMathWarps = 3, kWarps = 12;
 constexpr uint32_t kWorkers = (kTensorWarps + kMathWarps) * 32;  // all but the loader
 constexpr uint32_t kThreads = kWarps * 32;
 constexpr uint32_t kLoader = kWarps - 1;
+// Of the math warps: who chooses a row's experts, who makes the table of them, who does neither.
+constexpr uint32_t kRouterWarp = kTensorWarps, kTableWarp = kTensorWarps + 1;
+constexpr uint32_t kSpareWarp = kTensorWarps + 2;
 
 // Each tensor warp has its own ring of stages.
 constexpr uint32_t kStages = 2;
@@ -23,7 +26,8 @@ enum Barrier : uint32_t { kWorkersBarrier = 1, kTensorBarrier = 2 };
 
 constexpr uint32_t kTokens = 8;      // columns of one tensor-core tile: tokens an expert pass takes
 constexpr uint32_t kMaxPairs = 256;  // (row, slot) pairs of a step
-constexpr uint32_t kWorkBytes = 66 * 1024;
+constexpr uint32_t kMaxExperts = 256;
+constexpr uint32_t kWorkBytes = 72 * 1024;
 
 // Tokens of one expert, at most kTokens: an expert with more has several groups.
 struct Group {
@@ -43,9 +47,8 @@ struct Shared {
   // Whatever the phase at hand needs: activations, sums over warps, keys and values.
   alignas(128) char work[kWorkBytes];
   uint64_t full[kTensorWarps][kStages], empty[kTensorWarps][kStages];
-  uint64_t routed;  // `routing` is there, one arrival a launch
-  float reduce[2][16];
-  alignas(16) uint32_t ids[kMaxPairs];  // of the step's pairs, while the table is made
+  uint64_t routed;                      // `routing` is there, one arrival a launch
+  alignas(16) uint32_t ids[kMaxPairs];  // of the step's pairs
   Routing routing;
 };
 
@@ -53,8 +56,7 @@ MEGATRACE_DEVICE uint32_t warp_id() { return threadIdx.x >> 5; }
 MEGATRACE_DEVICE void workers_sync() { ptx::barrier_sync(kWorkersBarrier, kWorkers); }
 MEGATRACE_DEVICE void tensor_sync() { ptx::barrier_sync(kTensorBarrier, kTensorWarps * 32); }
 
-// Which block does the row-wise phases of a row: always the same one, so that the residual
-// stream never leaves it.
+// The block that chooses a row's experts.
 MEGATRACE_DEVICE uint32_t row_owner(const Params& p, uint32_t row) {
   return row * gridDim.x / p.shape.rows;
 }

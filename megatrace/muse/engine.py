@@ -236,6 +236,8 @@ class Engine:
             following = arenas[(i + 1) % len(groups)] if len(groups) > 1 else None
             base = self._launch(rows, layer, arenas[i], following)
             launches += _in_form(base, phases, form)
+        for p in launches[2:]:
+            p.early = 1
         return launches
 
     def phase(self, rows: int, layer: int, phase: Phase) -> Params:

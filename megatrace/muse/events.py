@@ -45,6 +45,7 @@ _HANDOFFS: tuple[tuple[str, str], ...] = (
     ("post_part", "a slice of the post-expert projection"),
     ("a", "a row of the input of the next layer"),
     ("qkv_part", "a slice of the next layer's QKV"),
+    ("row_sum", "what 128 columns add to a row's sums of squares"),
 )
 
 _FIRST_SPAN, _FIRST_HANDOFF = 16, 64
@@ -62,14 +63,14 @@ _OTHERS: tuple[Event, ...] = (
         50,
         "early_weights",
         Kind.PREFETCH,
-        "The first stage of a phase, asked for before its input; slot is phase * 8 + warp.",
+        "The first stage of a phase, of all warps, asked for before its input; slot is phase.",
         edge="early_weights",
     ),
     Event(
         51,
         "first_weights",
         Kind.WAIT,
-        "The first touch of a phase's weights; slot is phase * 8 + warp.",
+        "The first touch of a phase's weights; slot is phase.",
         cause=Cause.DATA,
         edge="early_weights",
     ),

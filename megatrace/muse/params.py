@@ -12,6 +12,8 @@ from megatrace.muse.config import HEAD_DIM, MAX_RANKS, MuseConfig, RankShape
 
 SLICE = 1024
 """Columns of a K-slice of a projection: ``kSlice``."""
+CHUNK = 128
+"""Columns of a row that one warp takes in the row-wise phases: ``kWarpColumns``."""
 EMPTY = 0xFFFFFFFF
 """A hand-off word that is not written yet: ``kEmpty``; -1 as int32."""
 
@@ -79,7 +81,7 @@ class Handoff(ctypes.Structure):
     _fields_: ClassVar[list[_Field]] = _fields(
         _pointer,
         "attn_out attn_sum heads o_part x router_part pre_part y ids weights act down sum "
-        "post_part a qkv_part",
+        "post_part a qkv_part row_sums input_sums down_sums",
     )
 
 
@@ -105,7 +107,7 @@ class Params(ctypes.Structure):
         *_fields(_u32, "next_handoff_vectors layer"),
         *_fields(Exchange, "attn_reduce expert_reduce pre_gather post_gather"),
         *_fields(_pointer, "stream q gate tap routes context tokens embedding"),
-        *_fields(_u32, "tap_stride phases l2_bytes unused"),
+        *_fields(_u32, "tap_stride phases l2_bytes early"),
     ]
 
 
@@ -162,6 +164,9 @@ def handoff_shapes(s: Shape) -> dict[str, tuple[int, ...]]:
         "post_part": (slices(width), rows, s.post_rows),
         "a": (rows, hidden // 2),
         "qkv_part": (slices(hidden), rows, (2 * s.heads + 2 * s.kv_heads) * HEAD_DIM),
+        "row_sums": (2, 2, rows, hidden // CHUNK),
+        "input_sums": (rows, width // CHUNK),
+        "down_sums": (pairs, width // CHUNK),
     }
 
 

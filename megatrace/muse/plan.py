@@ -1,6 +1,6 @@
 """Who does what: the kernel's own division of work over SMs, and the bytes a step must read.
 
-Mirrors shared.cuh (shares), gemm.cuh (units of a projection) and routing.cuh (groups of
+Mirrors shared.cuh (shares), gemm.cuh (places at a projection) and routing.cuh (groups of
 tokens). Nothing here is sent to the kernel, which divides its work itself: tests hold the two
 together, and reports say how even the division is.
 """
@@ -42,7 +42,7 @@ def row_owner(rows: int, row: int, blocks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A matrix whose (K-slice, row tile) units blocks share."""
+    """A matrix whose slices of columns go to blocks, which share the row tiles of each."""
 
     name: str
     rows: int
@@ -55,28 +55,38 @@ class Projection:
         return self.rows // TILE
 
     @property
-    def units(self) -> int:
-        """Units that blocks share."""
-        return slices(self.columns) * self.tiles
-
-    @property
     def bytes(self) -> int:
         """Bytes of the whole matrix."""
         return self.rows * self.columns * self.element_bytes
 
-    def unit(self, number: int) -> tuple[int, int]:
-        """(slice, row tile) of a unit."""
-        return divmod(number, self.tiles)
+    def slice_places(self, blocks: int) -> int:
+        """Blocks that share the row tiles of a slice; places go round blocks that are fewer."""
+        return max(1, blocks // slices(self.columns))
 
-    def unit_bytes(self, number: int) -> int:
-        """Weight bytes a unit reads."""
-        columns = min(SLICE, self.columns - SLICE * self.unit(number)[0])
-        return TILE * columns * self.element_bytes
+    def block_units(self, blocks: int) -> list[list[tuple[int, int]]]:
+        """The (slice, row tile) pairs that each block does, in its order."""
+        places = self.slice_places(blocks)
+        done: list[list[tuple[int, int]]] = [[] for _ in range(blocks)]
+        for place in range(places * slices(self.columns)):
+            number, share = divmod(place, places)
+            begin, end = (share_begin(self.tiles, at, places) for at in (share, share + 1))
+            done[place % blocks] += [(number, tile) for tile in range(begin, end)]
+        return done
+
+    def owner(self, number: int, tile: int, blocks: int) -> int:
+        """The block that does a row tile of slice ``number``: ``dense_producer``."""
+        places = self.slice_places(blocks)
+        return (number * places + share_owner(self.tiles, tile, places)) % blocks
+
+    def tile_bytes(self, number: int) -> int:
+        """Weight bytes of a row tile of slice ``number``."""
+        return TILE * min(SLICE, self.columns - SLICE * number) * self.element_bytes
 
     def block_bytes(self, blocks: int) -> list[int]:
         """Weight bytes that each block reads."""
         return [
-            sum(self.unit_bytes(unit) for unit in share) for share in shares(self.units, blocks)
+            sum(self.tile_bytes(number) for number, _ in units)
+            for units in self.block_units(blocks)
         ]
 
 

@@ -274,6 +274,8 @@ class Check:
     writes: tuple[str, ...]
     """The hand-offs it makes."""
     output: Output
+    sums: str = ""
+    """The hand-off that its own chunks meet in: empty before, theirs after."""
     stream: tuple[str, str] | None = None
     """The residual stream it begins with: a tap, or ("", "") for the layer's own."""
 
@@ -363,13 +365,21 @@ CHECKS: tuple[Check, ...] = (
         ("o_part",),
         _sums_of("o_part", "o_proj", "o"),
     ),
-    Check(Phase.ATTN_BOUNDARY, (("o_part", "o_proj", "o"),), ("x",), _attn_boundary, ("", "")),
+    Check(
+        Phase.ATTN_BOUNDARY,
+        (("o_part", "o_proj", "o"),),
+        ("x",),
+        _attn_boundary,
+        "row_sums",
+        ("", ""),
+    ),
     Check(Phase.ROUTER, (("x", "attn_boundary", "x"),), ("router_part", "pre_part"), _router),
     Check(
         Phase.ROUTE,
         (("router_part", "router", "logits"), ("pre_part", "router", "pre")),
         ("ids", "weights", "y"),
         _route,
+        "input_sums",
     ),
     Check(
         Phase.EXPERTS_UP,
@@ -388,6 +398,7 @@ CHECKS: tuple[Check, ...] = (
         (*_ROUTES, ("down", "experts_down", "down")),
         ("sum",),
         _rows_of("sum", "expert_sum", "sum"),
+        "down_sums",
     ),
     Check(
         Phase.POST_PROJ,
@@ -400,6 +411,7 @@ CHECKS: tuple[Check, ...] = (
         (("post_part", "post_proj", "post"),),
         ("a",),
         _ffn_boundary,
+        "row_sums",
         ("attn_boundary", "stream"),
     ),
     Check(
@@ -430,13 +442,15 @@ def check_phase(case: Case, check: Check) -> Found:
     case.spoil()
     for handoff, phase, name in check.inputs:
         case.put(handoff, case.taps[phase][name])
+    if check.sums:
+        case.views[check.sums].fill_(EMPTY - (1 << 32))
     if check.stream is not None:
         phase, name = check.stream
         case.engine.stream.copy_(case.taps[phase][name] if phase else case.stream)
     before = case.engine.handoff_words(0).clone()
     case.run([case.engine.phase(case.rows, 0, check.phase)])
     found = check.output(case)
-    elsewhere = found.get("elsewhere", 0) + case.changed(before, check.writes)
+    elsewhere = found.get("elsewhere", 0) + case.changed(before, (*check.writes, check.sums))
     return {**found, "elsewhere": elsewhere}
 
 

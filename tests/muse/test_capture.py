@@ -135,32 +135,34 @@ def test_every_wait_for_a_hand_off_has_a_publish_that_ends_it(records: pd.DataFr
     assert len(waited) > 50
     assert set(waited.index) <= set(published.index)
     edges = set(hand_offs[hand_offs.kind == "wait"].edge)
-    assert edges == {event.edge for event in MUSE if event.kind is Kind.PUBLISH}
+    # Peers are emulated: their rows are there before anybody asks.
+    assert edges == {event.edge for event in MUSE if event.kind is Kind.PUBLISH} - {"peer"}
 
 
-def test_a_twin_waits_for_nothing_but_peers(records: pd.DataFrame) -> None:
+def test_a_twin_waits_for_nothing_but_the_sums_of_its_own_rows(records: pd.DataFrame) -> None:
     """What the launch before has made is there."""
     waits = records[(records.step == TWIN) & (records.kind == "wait")]
-    assert set(waits.edge) <= {"early_weights", "peer"}
+    assert set(waits.edge) <= {"early_weights", "row_sum"}
 
 
 @pytest.mark.parametrize("step", [FUSED, TWIN])
-def test_every_early_stage_of_weights_has_its_first_use(records: pd.DataFrame, step: int) -> None:
+def test_all_weights_asked_for_early_are_used(records: pd.DataFrame, step: int) -> None:
     early = records[(records.step == step) & (records.edge == "early_weights")]
     place = ["launch", "block", "slot"]
     asked, used = (keys(early[early.kind == kind], *place) for kind in ("prefetch", "wait"))
-    assert len(asked) > 100
-    assert asked.to_dict() == used.to_dict()
+    assert len(asked) > 50
+    assert set(asked.index) == set(used.index)
+    assert (asked <= used).all()
 
 
-def test_early_stages_are_asked_for_by_the_loader_and_used_by_the_warp_they_name(
+def test_early_weights_are_asked_for_by_the_loader_and_used_by_tensor_warps(
     records: pd.DataFrame,
 ) -> None:
     early = records[records.edge == "early_weights"]
     assert set(early[early.kind == "prefetch"].role) == {"loader"}
     uses = early[early.kind == "wait"]
-    assert (uses.slot % 8 == uses.warp).all()
-    begun = {PHASES[slot // 8] for slot in uses.slot}
+    assert set(uses.role) == {"tensor"}
+    begun = {PHASES[slot] for slot in uses.slot}
     assert begun == PROJECTIONS | {"experts_up", "experts_down"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatrace.muse import plan
+from megatrace.muse import params, plan
 from megatrace.muse.config import RELEASED, MuseConfig
 from tests.muse.models import model
 
@@ -39,26 +39,43 @@ def test_rows_have_blocks_of_their_own_where_there_are_enough(rows: int, blocks:
         assert len(set(owners)) == rows
 
 
-@pytest.mark.parametrize("blocks", [4, 132, 144, 152])
+@pytest.mark.parametrize("blocks", [1, 4, 132, 144, 152])
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_projection_is_read_once_and_evenly(blocks: int, divided: bool) -> None:
     for projection in plan.projections(RELEASED, RELEASED.shard(0, 8, divided)).values():
-        units = Counter(
-            projection.unit(unit)
-            for share in plan.shares(projection.units, blocks)
-            for unit in share
-        )
+        units = Counter(unit for units in projection.block_units(blocks) for unit in units)
         assert set(units.values()) == {1}
+        assert len(units) == params.slices(projection.columns) * projection.tiles
         assert sum(projection.block_bytes(blocks)) == projection.bytes
         even = plan.balance(projection.name, projection.block_bytes(blocks))
-        # One unit more than the mean is the worst that shares of whole units can be.
-        assert even.largest <= even.bytes / blocks + projection.unit_bytes(0)
+        # One tile more than the mean of the blocks of a slice is the worst that whole tiles can be.
+        if blocks >= params.slices(projection.columns):
+            mean = projection.tiles / projection.slice_places(blocks)
+            assert even.largest <= (mean + 1) * projection.tile_bytes(0)
+
+
+@pytest.mark.parametrize("blocks", [132, 144, 152])
+def test_a_block_reads_one_slice_of_a_projection(blocks: int) -> None:
+    for projection in plan.projections(RELEASED, RELEASED.shard(0, 8, True)).values():
+        for units in projection.block_units(blocks):
+            assert len({number for number, _ in units}) <= 1
+
+
+@given(
+    tiles=st.integers(1, 600), columns=st.integers(1, 64), blocks=st.sampled_from([1, 3, 132, 152])
+)
+def test_every_tile_of_a_slice_has_one_block_that_knows_it(
+    tiles: int, columns: int, blocks: int
+) -> None:
+    projection = plan.Projection("any", tiles * plan.TILE, columns * 128)
+    for block, units in enumerate(projection.block_units(blocks)):
+        assert all(projection.owner(number, tile, blocks) == block for number, tile in units)
 
 
 def test_the_last_slice_of_a_projection_may_be_short() -> None:
     projection = plan.Projection("odd", 32, 1024 + 384)
-    assert [projection.unit_bytes(unit) for unit in range(4)] == [32768, 32768, 12288, 12288]
-    assert projection.bytes == sum(projection.block_bytes(4))
+    assert [projection.tile_bytes(number) for number in range(2)] == [32768, 12288]
+    assert projection.block_bytes(4) == [32768, 32768, 12288, 12288]
 
 
 @st.composite

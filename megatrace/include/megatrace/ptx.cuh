@@ -63,6 +63,13 @@ MEGATRACE_DEVICE uint32_t opaque(uint32_t value) {
   return value;
 }
 
+// No value, at no cost: for who will not look.
+MEGATRACE_DEVICE uint32_t undefined() {
+  uint32_t value;
+  asm("" : "=r"(value));
+  return value;
+}
+
 // -- warps -----------------------------------------------------------------------------
 
 MEGATRACE_DEVICE void syncwarp() { __syncwarp(); }
@@ -144,6 +151,17 @@ MEGATRACE_DEVICE bool mbar_try(uint64_t* bar, uint32_t parity) {
       "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
       : "=r"(done)
       : "r"(shared_address(bar)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// The same, by the barrier's shared address.
+MEGATRACE_DEVICE bool mbar_try_at(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
       : "memory");
   return done != 0;
 }
@@ -250,6 +268,28 @@ MEGATRACE_DEVICE void store_state(uint4* p, uint4 v) {
   asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(p), "r"(v.x),
                "r"(v.y), "r"(v.z), "r"(v.w), "l"(kKeep)
                : "memory");
+}
+
+// Sixteen bytes of such memory into shared memory, past the L1 cache. The wait is for all that
+// this thread asked for in this way or by fetch_async().
+MEGATRACE_DEVICE void fetch_state_async(void* to, const void* from) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+      "l"(from), "l"(kKeep)
+      : "memory");
+}
+MEGATRACE_DEVICE void fetch_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Sixteen bytes of global memory into shared memory, past the L1 cache. A commit closes a group of
+// such copies; a wait leaves at most the kNewer last groups of this thread on their way.
+MEGATRACE_DEVICE void fetch_async(uint4* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+MEGATRACE_DEVICE void fetch_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kNewer>
+MEGATRACE_DEVICE void fetch_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewer) : "memory");
 }
 
 // Adds and does not wait for the sum.

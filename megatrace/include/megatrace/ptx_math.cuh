@@ -98,14 +98,22 @@ MEGATRACE_DEVICE uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selector
   return bytes;
 }
 
-// Within 2 ulp.
+// Each is one instruction, within 2 ulp; numbers below 2^-126 are zero to it.
 MEGATRACE_DEVICE float exp2_approx(float v) {
   float power;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(v));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
   return power;
 }
-
-MEGATRACE_DEVICE float rsqrt(float v) { return rsqrtf(v); }
+MEGATRACE_DEVICE float rsqrt(float v) {
+  float root;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(v));
+  return root;
+}
+MEGATRACE_DEVICE float reciprocal(float v) {
+  float part;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(part) : "f"(v));
+  return part;
+}
 
 // -- matrices: whole warps only ------------------------------------------------------------
 

@@ -31,32 +31,28 @@
 // instruction cache. So little is done there, and values asked for early are used late.
 #pragma once
 
-#include "megatrace/tracer_off.cuh"
-
-// Keeps the path that is seldom taken out of the way of the other's instructions.
-#define MEGATRACE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
+#include "megatrace/tracer_called.cuh"
+#include "megatrace/tracer_calls.cuh"
 
 namespace megatrace {
 
 template <Level L, Detail D, Head H>
-class Tracer {
+class Inlined : public Calls<Inlined<L, D, H>, L, D> {
   static constexpr bool kTimeline = L == Level::timeline;
   static constexpr bool kAll = kTimeline && D == Detail::all;
 
  public:
   using Params = TraceParams;
-  static constexpr Level level = L;
-  static constexpr Detail detail = D;
 
   // Asks for the control word, which no kernel writes, so this may stand before the
   // dependency wait, and reads the clocks. The answer is first looked at when a line is
   // full: nobody waits for it. (Asked for any later, it would queue behind the weights.)
-  MEGATRACE_DEVICE explicit Tracer(const Params& params) : p_(params) {
+  MEGATRACE_DEVICE explicit Inlined(const Params& params) : p_(params) {
     if (p_.control != nullptr) control_ = ptx::load_pair(p_.control);
     if constexpr (kTimeline) open();
   }
-  Tracer(const Tracer&) = delete;
-  Tracer& operator=(const Tracer&) = delete;
+  Inlined(const Inlined&) = delete;
+  Inlined& operator=(const Inlined&) = delete;
 
   // Asks for the warp's cursor, which the launch before may just have written. Without this
   // call the first line asks, and waits.
@@ -79,61 +75,20 @@ class Tracer {
     }
   }
 
-  // -- records -------------------------------------------------------------------------
-
-  // An event is a type of the table, or of the same members where the kernel chooses it at run
-  // time (`id` and `name` are then its own).
-
-  // RAII: begins here, ends where it leaves scope.
-  template <class E>
-  class Span {
-   public:
-    MEGATRACE_DEVICE Span(Tracer& t, E event) : t_(t), event_(event) { t_.record(event.id); }
-    MEGATRACE_DEVICE ~Span() { t_.record(event_.id + 1); }
-    Span(const Span&) = delete;
-    Span& operator=(const Span&) = delete;
-
-   private:
-    Tracer& t_;
-    const E event_;
-  };
-
-  template <class E>
-  MEGATRACE_DEVICE Span<E> span(E event) {
-    static_assert(E::kind == Kind::span, "not a span");
-    return Span<E>(*this, event);
-  }
-
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void instant(E event, Args... args) {
-    static_assert(E::kind == Kind::instant || E::kind == Kind::counter, "not an instant");
-    static_assert(sizeof...(Args) == E::args, "not the arguments of the table");
-    record(event.id, args...);
-  }
-
-  // An instant of Detail::all only: for places too hot for every timeline.
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void detail_instant(E event, Args... args) {
-    static_assert(E::kind == Kind::instant, "not an instant");
-    static_assert(sizeof...(Args) == E::args, "not the arguments of the table");
-    if constexpr (kAll) record(event.id, args...);
-  }
-
-  template <class E>
-  MEGATRACE_DEVICE void publish(E event, uint32_t slot) {
-    static_assert(E::kind == Kind::publish || E::kind == Kind::prefetch, "publishes nothing");
-    record(event.id, slot);
+  // A record of this event, now.
+  template <class... Args>
+  MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
+    if constexpr (kTimeline) {
+      const uint64_t since = ptx::clock64() - t0_;
+      room(1 + sizeof...(args) + ptx::kSlow);
+      stage((id << kTimeBits) | (static_cast<uint32_t>(since) & kTimeMask), args...);
+      if (ptx::kSlow) epoch(since);
+    }
   }
 
   // -- waits ---------------------------------------------------------------------------
 
-  // Waits for an mbarrier's phase; costs nothing where it has already ended.
-  template <class E, class... Args>
-  MEGATRACE_DEVICE void wait(E event, uint64_t* bar, uint32_t parity, Args... args) {
-    commit(event, wait_later(event, bar, parity), args...);
-  }
-
-  // The same, written down by a later commit(), off the critical path.
+  // wait(), written down by a later commit(), off the critical path.
   template <class E>
   MEGATRACE_DEVICE Stalled wait_later(E event, uint64_t* bar, uint32_t parity) {
     return stalled(
@@ -143,11 +98,11 @@ class Tracer {
 
   // Polls until `ready` says true: data is the flag. `slot` is read again when it does, so
   // `ready` may name the producer it missed last.
-  template <class E, class Ready, class... Args>
-  MEGATRACE_DEVICE void poll(E event, const uint32_t& slot, Ready&& ready, Args... args) {
+  template <class E, class Slot, class Ready, class... Args>
+  MEGATRACE_DEVICE void poll(E event, const Slot& slot, Ready&& ready, Args... args) {
     const Stalled s = polled(event, slot, ready);
     if constexpr (E::kind == Kind::wait)
-      commit(event, s, slot, args...);
+      commit(event, s, slot_of(slot), args...);
     else
       commit(event, s, args...);
   }
@@ -245,16 +200,6 @@ class Tracer {
     return (level & ~kSomeSms) >= static_cast<uint32_t>(Level::timeline);
   }
 
-  template <class... Args>
-  MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
-    if constexpr (kTimeline) {
-      const uint64_t since = ptx::clock64() - t0_;
-      room(1 + sizeof...(args) + ptx::kSlow);
-      stage((id << kTimeBits) | (static_cast<uint32_t>(since) & kTimeMask), args...);
-      if (ptx::kSlow) epoch(since);
-    }
-  }
-
   // Room for so many words in the line in progress: a record never straddles two lines.
   MEGATRACE_DEVICE void room(uint32_t words) {
     if (MEGATRACE_RARE(used_ + words > kRecordsPerLine)) flush_line(kLineWords);
@@ -329,15 +274,15 @@ class Tracer {
   // -- the inside of a wait ------------------------------------------------------------
 
   template <class E, class Try, class Block>
-  MEGATRACE_DEVICE Stalled stalled(E event, const uint32_t& slot, Try&& try_once, Block&& block) {
+  MEGATRACE_DEVICE Stalled stalled(E event, uint32_t slot, Try&& try_once, Block&& block) {
     if (try_once()) return {0, 0, false};
     const uint64_t begin = ptx::clock64();
     return blocked(event, slot, begin, block);
   }
 
   // The same where a try is long: its code is here once, and the first try counts as waiting.
-  template <class E, class Ready>
-  MEGATRACE_DEVICE Stalled polled(E event, const uint32_t& slot, Ready&& ready) {
+  template <class E, class Slot, class Ready>
+  MEGATRACE_DEVICE Stalled polled(E event, const Slot& slot, Ready&& ready) {
     bool missed = false;
     const uint64_t begin = ptx::clock64();
     const Stalled s = blocked(event, slot, begin, [&] {
@@ -348,10 +293,10 @@ class Tracer {
     return missed ? s : Stalled{0, 0, false};
   }
 
-  template <class E, class Block>
-  MEGATRACE_DEVICE Stalled blocked(E event, const uint32_t& slot, uint64_t begin, Block&& block) {
+  template <class E, class Slot, class Block>
+  MEGATRACE_DEVICE Stalled blocked(E event, const Slot& slot, uint64_t begin, Block&& block) {
     const bool hung =
-        spin_bounded(event.name, slot, block, [&] { hang(event.id, slot, begin); }, begin);
+        spin_bounded(event.name, slot, block, [&] { hang(event.id, slot_of(slot), begin); }, begin);
     const uint64_t cycles = ptx::clock64() - begin;
     return {static_cast<decltype(Stalled::begin)>(begin - t0_),
             hung ? at_most(cycles, kArgMask) : static_cast<uint32_t>(cycles), true};
@@ -399,6 +344,21 @@ class Tracer {
   uint32_t words_ = 0;      // record words in them
   uint32_t cycles_[kCauses] = {};
   uint32_t counts_[kCauses] = {};
+};
+
+#if defined(MEGATRACE_HOST_BUILD)
+template <Level L, Detail D, Head H, uint32_t kWarps>
+using TracerBase = Inlined<L, D, H>;
+#else
+template <Level L, Detail D, Head H, uint32_t kWarps>
+using TracerBase = std::conditional_t<kWarps == 0, Inlined<L, D, H>, Called<L, D, kWarps>>;
+#endif
+
+template <Level L, Detail D, Head H, uint32_t kWarps>
+class Tracer : public TracerBase<L, D, H, kWarps> {
+ public:
+  using Base = TracerBase<L, D, H, kWarps>;
+  MEGATRACE_DEVICE explicit Tracer(const TraceParams& params) : Base(params) {}
 };
 
 }  // namespace megatrace

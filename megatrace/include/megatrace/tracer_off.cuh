@@ -53,12 +53,13 @@ struct Stalled {
   bool blocked;
 };
 
-template <Level L, Detail D = Detail::stalls, Head H = Head::late>
+// kWarps: 0, or of a block of a kernel that calls its tracer (tracer_called.cuh).
+template <Level L, Detail D = Detail::stalls, Head H = Head::late, uint32_t kWarps = 0>
 class Tracer;
 
 // Off: same calls, no code, no state, an empty parameter.
-template <Detail D, Head H>
-class Tracer<Level::off, D, H> {
+template <Detail D, Head H, uint32_t kWarps>
+class Tracer<Level::off, D, H, kWarps> {
  public:
   struct Params {};
   static constexpr Level level = Level::off;
@@ -77,6 +78,10 @@ class Tracer<Level::off, D, H> {
   MEGATRACE_DEVICE Nothing span(E) {
     return {};
   }
+  template <class E>
+  MEGATRACE_DEVICE Nothing span_if(bool, E) {
+    return {};
+  }
   template <class E, class... Args>
   MEGATRACE_DEVICE void instant(E, Args...) {}
   template <class E, class... Args>
@@ -92,8 +97,8 @@ class Tracer<Level::off, D, H> {
     mbar_wait(event.name, bar, parity);
     return {0, 0, false};
   }
-  template <class E, class Ready, class... Args>
-  MEGATRACE_DEVICE void poll(E event, const uint32_t& slot, Ready&& ready, Args...) {
+  template <class E, class Slot, class Ready, class... Args>
+  MEGATRACE_DEVICE void poll(E event, const Slot& slot, Ready&& ready, Args...) {
     megatrace::poll(event.name, slot, ready);
   }
   template <class E, class... Args>

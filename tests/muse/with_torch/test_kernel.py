@@ -42,8 +42,9 @@ WIDE = replace(
 """Every projection has a whole slice of columns and a part of one, gate and up rows two stages."""
 DEEP = replace(SMALL, experts=48, expert_inner=1088)
 """Down rows have two stages; experts are no multiple of a warp."""
+LONG = replace(SMALL, positions=1024)
 FORMS: tuple[Form, ...] = ("fused", "twin")
-NAMES = {id(SMALL): "small", id(WIDE): "wide", id(DEEP): "deep"}
+NAMES = {id(SMALL): "small", id(WIDE): "wide", id(DEEP): "deep", id(LONG): "long"}
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,13 @@ SETTINGS = (
     Setting(14, 1, layer=1, blocks=1),
     Setting(15, 120, blocks=3),
     Setting(16, 49, rank=1, ranks=2),
+    # More stages of keys than a block holds at once.
+    Setting(9, 700, layer=1, blocks=2, model=LONG),
     # Several slices and stages.
     Setting(1, 100, model=WIDE, blocks=5),
     Setting(9, 70, model=WIDE, layer=1),
     Setting(16, 78, model=WIDE, rank=1, ranks=2, blocks=6),
+    Setting(3, 20, model=WIDE, blocks=1),  # fewer blocks than slices
     Setting(7, 30, model=DEEP),
     Setting(13, 60, model=DEEP, layer=1, rank=1, ranks=2),
     # The order of codes that sm_103a converts.

@@ -43,6 +43,16 @@ def make(layers: int, rank: RankShape = ALONE) -> Steps:
     return steps
 
 
+# -- launches --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_launches_from_the_third_on_may_read_before_the_one_before_has_ended(form: Form) -> None:
+    launches = make(3).engine.step(5, form, embed=True)
+    assert len(launches) > 3
+    assert [p.early for p in launches] == [0, 0] + [1] * (len(launches) - 2)
+
+
 # -- the math --------------------------------------------------------------------------
 
 
