@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrace.clock.host import HostClock
 from megatrace.clock.model import ClockModel, SmClock
@@ -16,6 +17,8 @@ from megatrace.errors import ClockError
 
 WINDOW = 512
 """Launches of one SM that are fitted together."""
+PAUSE = 16
+"""Medians between two launches after which a clock may be another."""
 MIN_POINTS = 3
 MAX_DOUBT = 1e-3
 """An SM whose own rate may be off by more takes that of its rank."""
@@ -93,9 +96,13 @@ def _by_sm(samples: ClockSamples, quantum: int) -> list[_Sm]:
 def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
     whole = _model(part, part.points, quantum)
     launches = np.unique(part.points.launch)
-    if len(launches) < _MIN_LAUNCHES:
-        stated = _outside(whole, part.samples, quantum)
-    else:
+    lines = _lines(part.points, quantum)
+    restless = max((line.restless for line in lines), default=0.0)
+    stated = _outside(whole, part.samples, quantum)
+    if restless:
+        # A launch may run at its neighbours' rates for half of it and make up for it after.
+        stated += restless * reach_cycles / 4
+    elif len(launches) >= _MIN_LAUNCHES:
         hold = launches[_HOLD_OUT - 1 :: _HOLD_OUT]
         known = part.points.where(~np.isin(part.points.launch, hold))
         unseen = part.samples.take(np.flatnonzero(np.isin(part.samples.launch, hold)))
@@ -105,13 +112,41 @@ def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
     return replace(whole, error_ns=stated + quantum + reach)
 
 
-def _model(part: _Sm, points: Points, quantum: int) -> SmClock:
-    """Knots through the pieces of every window."""
-    windows = max(1, round(len(points) / WINDOW))
+def _bursts(points: Points) -> list[NDArray[np.intp]]:
+    """Rows of ``points`` [P] without a long pause inside.
+
+    An SM that idles changes its clock, and no sample shows when: what is before says little of
+    what comes after. Bursts too short to show a rate stay with the one before.
+    """
+    pause = np.diff(points.x)
+    cuts = [0]
+    if len(pause):
+        for cut in (np.flatnonzero(pause > PAUSE * float(np.median(pause))) + 1).tolist():
+            if cut - cuts[-1] >= MIN_POINTS:
+                cuts.append(cut)
+    if len(cuts) > 1 and len(points) - cuts[-1] < MIN_POINTS:
+        cuts.pop()
+    return np.split(np.arange(len(points)), cuts[1:])
+
+
+def _lines(points: Points, quantum: int) -> list[Line]:
+    """The pieces of every burst and window, from left to right."""
     lines: list[Line] = []
-    for rows in np.array_split(np.arange(len(points)), windows):
-        lines += fit_pieces(points.x[rows], points.y[rows], points.weight[rows], float(quantum))
-    knots, offset, rate = _knots(lines, float(quantum))
+    bursts = _bursts(points)
+    for rows, after in itertools.zip_longest(bursts, bursts[1:]):
+        for window in np.array_split(rows, max(1, round(len(rows) / WINDOW))):
+            x, y, weight = points.x[window], points.y[window], points.weight[window]
+            lines += fit_pieces(x, y, weight, float(quantum))
+        if after is not None:
+            # The burst's last launch runs on after its header, all that is known of it.
+            middle = (points.x[rows[-1]] + points.x[after[0]]) / 2
+            lines[-1] = replace(lines[-1], last=float(middle))
+    return lines
+
+
+def _model(part: _Sm, points: Points, quantum: int) -> SmClock:
+    """Knots through the pieces."""
+    knots, offset, rate = _knots(_lines(points, quantum), float(quantum))
     return SmClock(
         sm=int(part.samples.sm[0]),
         knots=points.base_clock + knots.astype(np.int64),

@@ -30,6 +30,9 @@ class Line:
     rate: float
     bend: float
     cost: float
+    restless: float = 0.0
+    """How far (ns a cycle) the rate is from that of the lines beside it, where each launch has
+    one of its own."""
 
     def __call__(self, x: float) -> float:
         """``y`` at ``x``."""
@@ -70,18 +73,42 @@ def fit_pieces(x: F8, y: F8, weight: F8, quantum: float, depth: int = 0) -> list
     line = fit_line(x, y, weight, quantum)
     noise = 0.6 * quantum + 3.0
     if depth == MAX_DEPTH or len(x) < 2 * MIN_PIECE or line.bend <= noise:
-        return [line]
+        return _through_points(line, x, y) if _astray(line, x, y, noise) else [line]
     at = _corner(x, y - line.at - line.rate * (x - x[0]))
     for _ in range(2):
         left = fit_line(x[:at], y[:at], weight[:at], quantum)
         right = fit_line(x[at:], y[at:], weight[at:], quantum)
         at = _border(x, y, left, right)
     if left.cost + right.cost > _GAIN * line.cost:
-        return [line]
+        return _through_points(line, x, y) if _astray(line, x, y, noise) else [line]
     return [
         *fit_pieces(x[:at], y[:at], weight[:at], quantum, depth + 1),
         *fit_pieces(x[at:], y[at:], weight[at:], quantum, depth + 1),
     ]
+
+
+def _astray(line: Line, x: F8, y: F8, noise: float) -> bool:
+    """Whether most points are off the line by more than noise, and no fewer lines would do."""
+    return bool(np.median(np.abs(y - line.at - line.rate * (x - x[0]))) > noise)
+
+
+def _through_points(whole: Line, x: F8, y: F8) -> list[Line]:
+    """A line from each point to the next: the rate changes from launch to launch.
+
+    It does under power limits: a kernel that streams weights runs at another clock than one
+    that waits.
+    """
+    rate = np.diff(y) / np.diff(x)
+    # Two points that do not follow each other in both clocks are no line.
+    good = np.isfinite(rate) & (rate > 0)
+    x, after, y, rate = x[:-1][good], x[1:][good], y[:-1][good], rate[good]
+    change = np.abs(np.diff(rate, prepend=rate[:1], append=rate[-1:]))
+    off = np.maximum(change[:-1], change[1:])
+    columns = (column.tolist() for column in (x, after, y, rate, off))
+    lines = [
+        Line(a, b, at, slope, 0.0, 0.0, by) for a, b, at, slope, by in zip(*columns, strict=True)
+    ]
+    return lines or [whole]
 
 
 def _corner(x: F8, residual: F8) -> int:
