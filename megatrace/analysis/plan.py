@@ -29,11 +29,15 @@ def pieces(
     source: LineSource, scan: Scan, warps: int, wanted: Mask | None = None
 ) -> Iterator[Piece]:
     """Chunks of all launches, or of those where ``wanted`` [L], in the order of the rings."""
-    segments = scan.segments
-    keep = segments.launch >= 0
+    keep = scan.segments.launch >= 0
     if wanted is not None:
-        keep &= wanted[segments.launch]
-    rows = np.flatnonzero(keep)
+        keep &= wanted[scan.segments.launch]
+    yield from pieces_of(source, scan, warps, np.flatnonzero(keep))
+
+
+def pieces_of(source: LineSource, scan: Scan, warps: int, rows: Rows) -> Iterator[Piece]:
+    """Chunks of the segments at ``rows``, each of a launch, in their order."""
+    segments = scan.segments
     if not len(rows):
         return
     owner = segments.launch[rows]

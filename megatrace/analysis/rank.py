@@ -104,34 +104,53 @@ def kernel_names(kernels: Any) -> dict[int, str]:
     return {int(k): str(v["name"] if isinstance(v, dict) and "name" in v else v) for k, v in pairs}
 
 
-def load_rank(capture: Capture, rank: int, table: EventTable) -> Rank:
-    """Scan the lines of one rank and fit its clocks; a ClockError becomes a problem."""
+def load_rank(
+    capture: Capture, rank: int, table: EventTable, clock: ClockModel | None = None
+) -> Rank:
+    """Scan the lines of one rank and fit its clocks; a ClockError becomes a problem.
+
+    ``clock``: what was fitted already, over more than these lines.
+    """
     facts = capture.rings.get(rank, RingFacts(rank))
     source = CaptureLines.of(capture, rank)
     found = scan(source, capacity=facts.lines, rings=facts.rings or None, joined=is_joined(capture))
     problems: list[str] = []
     if found.strange:
         problems.append(f"rank {rank}: {found.strange} lines of rings that it does not have")
-    host: HostClock | None = None
-    try:
-        host = _host_clock(capture, rank)
-    except ClockError as error:
-        if np.any(~np.isin(host_records(capture, rank)["event"], UNPLACED)):
-            problems.append(f"rank {rank}: host events cannot be placed: {error}")
-    clock: ClockModel | None = None
     placed: Placed | None = None
     if len(found.launches):
         try:
-            quantum = _QUANTUM_NS.get(facts.device, 32)
-            samples = samples_of(found.launches)
-            longest = int((found.launches.end_clock - found.launches.clock).max(initial=0))
-            clock = fit_rank(
-                rank, samples, default_quantum_ns=quantum, reach_cycles=longest, host=host
-            )
+            clock = clock or _fit(capture, rank, found.launches, problems)
             placed = place(found.launches, clock)
         except ClockError as error:
             problems.append(f"{error}: no record of this rank can be placed in time")
+    elif clock is None:
+        host_clock(capture, rank, problems)
     return Rank(rank, facts, table, lookup(table), source, found, clock, placed, tuple(problems))
+
+
+def _fit(capture: Capture, rank: int, launches: Launches, problems: list[str]) -> ClockModel:
+    longest = int((launches.end_clock - launches.clock).max(initial=0))
+    host = host_clock(capture, rank, problems)
+    return clock_of(capture, rank, samples_of(launches), longest, host)
+
+
+def clock_of(
+    capture: Capture, rank: int, samples: ClockSamples, longest: int, host: HostClock | None
+) -> ClockModel:
+    """The clocks of one rank; ``longest`` is its longest launch, in cycles. Raises ClockError."""
+    quantum = _QUANTUM_NS.get(capture.rings.get(rank, RingFacts(rank)).device, 32)
+    return fit_rank(rank, samples, default_quantum_ns=quantum, reach_cycles=longest, host=host)
+
+
+def host_clock(capture: Capture, rank: int, problems: list[str]) -> HostClock | None:
+    """What ties a rank to its host, or None, which is a problem where the host said anything."""
+    try:
+        return _host_clock(capture, rank)
+    except ClockError as error:
+        if np.any(~np.isin(host_records(capture, rank)["event"], UNPLACED)):
+            problems.append(f"rank {rank}: host events cannot be placed: {error}")
+    return None
 
 
 def is_joined(capture: Capture) -> bool:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from megatrace.analysis.frames import (
-    empty_launches,
-    empty_records,
-    host_frame,
-    launch_frame,
-    record_columns,
-)
-from megatrace.analysis.lines import Mask
+from megatrace.analysis.frames import empty_launches, empty_records, host_frame, launch_frame
+from megatrace.analysis.launches import launch_numbers
+from megatrace.analysis.lines import I8, Mask, Rows
 from megatrace.analysis.loss import LossTable
-from megatrace.analysis.plan import pieces
+from megatrace.analysis.plan import Piece, pieces_of
 from megatrace.analysis.rank import Rank, load_rank
+from megatrace.analysis.recordframe import Found, RecordFrame, find
 from megatrace.analysis.rows import device_name, loss_row
 from megatrace.analysis.server import host_ranks, host_records_lost
+from megatrace.analysis.side import in_order
 from megatrace.analysis.summary import ranks_of
 from megatrace.analysis.tables import own_args
 from megatrace.analysis.words import Malformed, decode_chunk
@@ -72,36 +69,85 @@ def decode(
 ) -> Trace:
     """Decode the launches of some ranks, steps and rings; of all where None.
 
-    Takes memory for every record: for whole captures there is
-    :func:`megatrace.analysis.summarise`. Raises SchemaMismatch and FormatError where a
-    table of events cannot be read; damage to lines and words is counted, never raised.
+    Takes memory for every record: for whole captures there are
+    :func:`megatrace.analysis.summarise` and :func:`megatrace.analysis.views.by_step`.
+    Raises SchemaMismatch and FormatError where a table of events cannot be read; damage to
+    lines and words is counted, never raised.
     """
+    loaded = load(capture, ranks)
+    chosen = [segments_of(rank, _wanted(rank, steps, rings)) for rank in loaded.ranks]
+    return trace_of(loaded, chosen, loaded.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A capture whose lines were read once: what traces of its parts are made from."""
+
+    capture: Capture
+    ranks: tuple[Rank, ...]
+    host: pd.DataFrame
+    numbers: tuple[I8, ...]
+    """Launch numbers of each rank's launches [L]."""
+
+
+def load(capture: Capture, ranks: Collection[int] | None = None) -> Loaded:
+    """Find the launches of some ranks, or of all, and put them on their clocks."""
     tables = capture.tables
     traced, spoke = ranks_of(capture), host_ranks(capture)
     chosen = [r for r in traced if ranks is None or r in ranks]
     loaded = [load_rank(capture, r, tables.get(r, EventTable("unknown", ()))) for r in chosen]
     clocks = {rank.rank: rank.clock for rank in loaded if rank.clock is not None}
+    none = np.zeros(0, np.int64)
+    return Loaded(
+        capture,
+        tuple(loaded),
+        host_frame(capture, [r for r in spoke if ranks is None or r in ranks], clocks),
+        tuple(
+            launch_numbers(r.scan.launches, r.placed.begin_ns) if r.placed else none for r in loaded
+        ),
+    )
+
+
+def segments_of(rank: Rank, wanted: Mask) -> Rows:
+    """The segments of the launches where ``wanted`` [L], in the order of the rings."""
+    owner = rank.scan.segments.launch
+    keep: Mask = owner >= 0
+    keep[keep] = wanted[owner[keep]]
+    return np.flatnonzero(keep)
+
+
+def trace_of(
+    loaded: Loaded, chosen: Sequence[Rows], host: pd.DataFrame, *, lean: bool = False
+) -> Trace:
+    """The trace of some segments of each rank, whole launches in the order of the rings.
+
+    ``lean`` leaves the columns of :data:`megatrace.analysis.recordframe.SPARED` out.
+    """
+    capture, ranks = loaded.capture, loaded.ranks
+    rows = [_launches_of(r, segments) for r, segments in zip(ranks, chosen, strict=True)]
+    words = sum(int(r.scan.launches.words[at].sum()) for r, at in zip(ranks, rows, strict=True))
+    records = RecordFrame([rank for rank in ranks if rank.placed is not None], words, lean=lean)
     launches: list[pd.DataFrame] = []
-    records: list[pd.DataFrame] = []
     loss = []
     base = 0
-    for rank in loaded:
-        frame, parts, malformed, uncertain = _decode_rank(rank, _wanted(rank, steps, rings), base)
-        launches.append(frame)
-        records += parts
-        base += len(frame)
-        loss.append(loss_row(rank, capture, malformed, uncertain))
+    for i, rank in enumerate(ranks):
+        malformed, uncertain = _decode_rank(rank, chosen[i], rows[i], base, records)
+        if rank.placed is not None:
+            frame = launch_frame(rank, rows[i], rank.placed, uncertain, loaded.numbers[i])
+            launches.append(frame)
+        base += len(rows[i])
+        loss.append(loss_row(rank, capture, malformed, int(uncertain.sum())))
     return Trace(
         launches=_stack(launches, empty_launches()),
-        records=_stack(records, empty_records()),
-        host=host_frame(capture, [r for r in spoke if ranks is None or r in ranks], clocks),
+        records=records.frame() if records.used else empty_records(),
+        host=host,
         loss=LossTable(tuple(loss), capture.complete, host_records_lost(capture)),
-        clock=clocks,
-        tables={rank.rank: rank.table for rank in loaded},
-        devices={rank.rank: device_name(rank.facts.device) for rank in loaded},
-        arg_names={e.name: own_args(e) for rank in loaded for e in rank.lut.events.values()},
+        clock={rank.rank: rank.clock for rank in ranks if rank.clock is not None},
+        tables={rank.rank: rank.table for rank in ranks},
+        devices={rank.rank: device_name(rank.facts.device) for rank in ranks},
+        arg_names={e.name: own_args(e) for rank in ranks for e in rank.lut.events.values()},
         complete=capture.complete,
-        problems=(*capture.problems, *(p for rank in loaded for p in rank.problems)),
+        problems=(*capture.problems, *(p for rank in ranks for p in rank.problems)),
     )
 
 
@@ -115,40 +161,50 @@ def _wanted(rank: Rank, steps: Collection[int] | None, rings: Collection[int] | 
     return wanted
 
 
+def _launches_of(rank: Rank, segments: Rows) -> Rows:
+    """The launches that segments are of, each once, in their order."""
+    owner = rank.scan.segments.launch[segments]
+    once: Rows = owner[np.append(True, owner[1:] != owner[:-1])[: len(owner)]].astype(np.intp)
+    return once
+
+
 def _decode_rank(
-    rank: Rank, wanted: Mask, base: int
-) -> tuple[pd.DataFrame, list[pd.DataFrame], Malformed, int]:
-    """The launch frame, record frames, and what was malformed or uncertain."""
-    rows = np.flatnonzero(wanted)
-    row_of_launch = np.full(len(wanted), -1, np.int64)
-    row_of_launch[rows] = base + np.arange(len(rows))
-    uncertain = np.zeros(len(wanted), bool)
+    rank: Rank, segments: Rows, rows: Rows, base: int, into: RecordFrame
+) -> tuple[Malformed, Mask]:
+    """Add the records of ``rows``; what was malformed, and which of them are uncertain."""
+    uncertain = np.zeros(len(rows), bool)
     malformed = Malformed()
-    width = rank.lut.max_args
-    parts: list[pd.DataFrame] = []
-    for piece in pieces(rank.source, rank.scan, rank.warps, wanted):
-        found = decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches))
-        malformed += found.malformed
-        uncertain[piece.launches] = found.uncertain | rank.scan.launches.unchecked[piece.launches]
-        columns = record_columns(rank, found, piece.launches, row_of_launch, width)
-        parts.append(pd.DataFrame(columns))
-    frame = empty_launches()
-    if rank.placed is not None:
-        frame = launch_frame(rank, rows, rank.placed, uncertain[rows])
-    return frame, parts, malformed, int(uncertain.sum())
+    if rank.placed is None:
+        return malformed, uncertain
+    into.begin(rank)
+    at = 0
+
+    def look(piece: Piece) -> Found:
+        return find(rank, decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches)))
+
+    # numpy lets go of the interpreter: chunks are decoded and written side by side.
+    for piece, found, write in in_order(
+        pieces_of(rank.source, rank.scan, rank.warps, segments), look
+    ):
+        part = slice(at, at + len(piece.launches))
+        at = part.stop
+        malformed += found.records.malformed
+        doubt = found.records.uncertain | rank.scan.launches.unchecked[piece.launches]
+        uncertain[part] = doubt
+        write(into.place(found, piece.launches, base + np.arange(part.start, part.stop)))
+    return malformed, uncertain
 
 
 def _stack(parts: list[pd.DataFrame], empty: pd.DataFrame) -> pd.DataFrame:
-    """Frames one below the other; categories are joined, missing columns are -1."""
+    """Frames one below the other; categories are joined."""
     parts = [p for p in parts if len(p)]
     if not parts:
         return empty
     if len(parts) == 1:
         return parts[0].reset_index(drop=True)
-    columns = list(dict.fromkeys(c for p in parts for c in p.columns))
     out: dict[str, object] = {}
-    for name in columns:
-        pieces_ = [p[name] if name in p else pd.Series(np.full(len(p), -1)) for p in parts]
+    for name in parts[0].columns:
+        pieces_ = [p[name] for p in parts]
         if isinstance(pieces_[0].dtype, pd.CategoricalDtype):
             out[name] = pd.api.types.union_categoricals(pieces_)
         else:

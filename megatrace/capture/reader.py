@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import mmap
 import os
 import stat
@@ -137,15 +138,32 @@ class Capture:
     def line_index(self) -> LineIndex:
         """Where all lines are; made once, 18 bytes a line."""
         if self._index is None:
-            batches = self._good(TableId.LINES)
-            at = [b.data_at + LINE_BYTES * np.arange(b.rows) for b in batches]
-            self._index = LineIndex(
-                _joined([b.rank for b in batches], np.uint16),
-                _joined([b.ring for b in batches], np.uint32),
-                _joined([b.seq for b in batches], np.uint32),
-                _joined(at, np.int64),
-            )
+            self._index = _index_of(self._good(TableId.LINES))
         return self._index
+
+    @property
+    def line_count(self) -> int:
+        """Lines of all batches, damaged ones too."""
+        return sum(batch.rows for batch in self._batches[TableId.LINES])
+
+    @property
+    def line_batches(self) -> int:
+        """Batches of lines; :meth:`lines_of` takes their places, in file order."""
+        return len(self._batches[TableId.LINES])
+
+    def lines_of(self, batch: int) -> LineIndex:
+        """Where the lines of one batch are; none of a damaged one."""
+        one = self._batches[TableId.LINES][batch]
+        return _index_of([one] if self._check(one) else [])
+
+    def with_lines(self, index: LineIndex) -> Capture:
+        """This capture with some lines alone: :meth:`line_index` of what it gives is ``index``.
+
+        For what is too big for an index of all its lines. Shares the file: close this one.
+        """
+        part = copy.copy(self)
+        part._index = index
+        return part
 
     def gather(self, index_rows: NDArray[np.int64] | slice) -> NDArray[np.uint32]:
         """Lines u4 ``(n, 32)`` of these rows of :meth:`line_index`, in their order.
@@ -256,6 +274,16 @@ class Capture:
                     self.problems.append(
                         f"the end counts {totals.get(name)} {name}, here are {found}"
                     )
+
+
+def _index_of(batches: list[Batch]) -> LineIndex:
+    at = [b.data_at + LINE_BYTES * np.arange(b.rows) for b in batches]
+    return LineIndex(
+        _joined([b.rank for b in batches], np.uint16),
+        _joined([b.ring for b in batches], np.uint32),
+        _joined([b.seq for b in batches], np.uint32),
+        _joined(at, np.int64),
+    )
 
 
 def open_capture(path: str | Path, *, strict: bool = False) -> Capture:

@@ -1,0 +1,165 @@
+"""``megatrace tables``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from megatrace.analysis import decode, views
+from megatrace.analysis.columns import TABLES
+from megatrace.capture.reader import open_capture
+from tests.analysis.small import MUSE, STREAM
+from tests.build import Build, demo, write
+
+
+def megatrace(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command that must end with ``code``."""
+    done = subprocess.run(
+        [sys.executable, "-m", "megatrace", *map(str, args)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def rows(file: Path, name: str, *options: object) -> list[dict[str, Any]]:
+    body = json.loads(megatrace("tables", file, name, *options, "--json").stdout)
+    assert body["schema"] == "megatrace.table"
+    found: list[dict[str, Any]] = body["rows"]
+    return found
+
+
+def whole(file: Path, name: str) -> pd.DataFrame:
+    with open_capture(file) as capture:
+        frame: pd.DataFrame = getattr(views, name)(decode(capture))
+    return frame
+
+
+def test_without_a_name_it_says_what_tables_there_are() -> None:
+    text = megatrace("tables", MUSE).stdout
+    for table in TABLES.values():
+        assert f"\n{table.name}\n" in f"\n{text}"
+        for column in table.columns:
+            assert f"  {column.name}" in text
+    listed = json.loads(megatrace("tables", MUSE, "--json").stdout)["tables"]
+    assert [table["name"] for table in listed] == list(TABLES)
+
+
+def test_the_json_has_every_row_of_the_table_and_its_units() -> None:
+    body = json.loads(megatrace("tables", MUSE, "launch_times", "--json").stdout)
+    assert body["rows"] == whole(MUSE, "launch_times").astype({"kernel": object}).to_dict("records")
+    assert body["units"]["dur_ns"] == "ns"
+
+
+def test_the_csv_reads_back_as_the_table() -> None:
+    text = megatrace("tables", STREAM, "prefetch_timing", "--format", "csv").stdout
+    read = list(csv.DictReader(io.StringIO(text)))
+    frame = whole(STREAM, "prefetch_timing")
+    assert [int(row["late_ns"]) for row in read] == frame["late_ns"].tolist()
+    assert [row["verdict"] for row in read] == frame["verdict"].tolist()
+
+
+def test_parquet_goes_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    with path.open("wb") as out:
+        subprocess.run(
+            [sys.executable, "-m", "megatrace", "tables", MUSE, "phase_times", "--format",
+             "parquet"],
+            stdout=out, check=True,
+        )  # fmt: skip
+    assert pd.read_parquet(path)["busy_ns"].tolist() == whole(MUSE, "phase_times").busy_ns.tolist()
+
+
+def test_steps_and_layers_and_launches_narrow_it() -> None:
+    assert {row["step"] for row in rows(MUSE, "stall_classes", "--step", 2)} == {2}
+    assert {row["step"] for row in rows(MUSE, "launch_times", "--steps", "2:4")} == {2, 3}
+    assert {row["layer"] for row in rows(MUSE, "sync_waits", "--layer", 1)} == {1}
+    assert {row["launch_no"] for row in rows(MUSE, "phase_times", "--launch", 5)} == {5}
+
+
+def test_one_rank_alone_can_be_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.mtr", *demo(ranks=2))
+    assert {row["rank"] for row in rows(path, "launch_times")} == {0, 1}
+    assert {row["rank"] for row in rows(path, "launch_times", "--rank", 1)} == {1}
+
+
+def test_a_critical_path_is_of_the_launch_or_step_asked_for() -> None:
+    launch = rows(MUSE, "critical_path", "--launch", 4)
+    assert {row["launch_no"] for row in launch} == {4}
+    assert {row["launch_no"] for row in rows(MUSE, "critical_path", "--step", 2)} == {3, 4, 5}
+    assert len({row["step"] for row in rows(MUSE, "critical_path")}) == 1
+
+
+def test_the_text_is_short_and_says_what_it_leaves_out() -> None:
+    done = megatrace("tables", MUSE, "stall_classes", "--top", 3)
+    assert len(done.stdout.splitlines()) == 1 + 3
+    assert "more rows" in done.stderr
+    done = megatrace("tables", MUSE, "launch_times")
+    first = done.stdout.splitlines()[1].split()
+    assert first[5] == "0"
+    assert "count from the first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "hint"),
+    [
+        (["nope"], "no table 'nope'", "one of stall_classes"),
+        (["floor"], "needs bytes", "views.floor"),
+        (["step_times", "--layer", 1], "has no column layer", "leave out --layer"),
+        (["launch_times", "--step", 1, "--steps", "1:2"], "exclude each other", "one of them"),
+        (["--format", "csv"], "the list of tables is no csv", "NAME"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    options: list[object], cause: str, hint: str
+) -> None:
+    done = megatrace("tables", MUSE, *options, code=2)
+    assert done.stdout == ""
+    error, next_step = done.stderr.splitlines()
+    assert cause in error
+    assert hint in next_step
+
+
+def test_a_file_that_is_no_capture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.mtr").write_text("no")
+    done = megatrace("tables", tmp_path / "x.mtr", code=1)
+    assert "not a megatrace capture" in done.stderr
+    assert done.stdout == ""
+
+
+def test_steps_without_end_are_those_that_are_there() -> None:
+    assert {row["step"] for row in rows(MUSE, "launch_times", "--steps", "3:999999999999")} == {
+        3,
+        4,
+    }
+
+
+def test_an_empty_table_says_why(tmp_path: Path) -> None:
+    path = write(tmp_path / "empty.mtr", Build(traced=False))
+    done = megatrace("tables", path, "stall_classes")
+    assert "no kernel was traced" in done.stderr
+    assert done.stdout.split()[:2] == ["rank", "launch_no"]
+    assert "nothing in this capture" in megatrace("tables", MUSE, "expert_traffic").stderr
+
+
+def test_loss_is_said_with_the_table(tmp_path: Path) -> None:
+    (made,) = demo()
+    made.lose(0, 2)
+    done = megatrace("tables", write(tmp_path / "lossy.mtr", made), "stall_classes")
+    assert "1 of" in done.stderr
+    assert "lines lost" in done.stderr
+    assert "unknown" in done.stdout
+
+
+def test_an_incomplete_capture_is_said_and_strict_exits_with_three(cut: Path) -> None:
+    done = megatrace("tables", cut, "launch_times", "--strict", code=3)
+    assert "is incomplete" in done.stderr
+    assert megatrace("tables", cut, "launch_times").stdout == done.stdout
