@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from megatrace.errors import ExitCode
+from megatrace.cli.progress import Progress
+from megatrace.cli.shown import command_of
+from megatrace.collect.talk import Talk
+from megatrace.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from megatrace.capture.reader import Capture
 
 
 @click.command("report")
@@ -20,18 +27,67 @@ from megatrace.errors import ExitCode
     metavar="N",
     help="Rows of the long tables; the JSON has all.",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Write one page of plots instead, for a browser without a network.",
+)
+@click.option("--force", is_flag=True, help="Overwrite OUT.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def command(file: Path, top: int, strict: bool, as_json: bool) -> int:
-    """Tables of FILE: launches, stalls by cause, events, prefetches, loss, clocks."""
-    from megatrace.analysis import summarise, to_text
+def command(
+    file: Path, top: int, html: Path | None, force: bool, strict: bool, as_json: bool
+) -> int:
+    """Tables of FILE: launches, stalls by cause, events, prefetches, loss, clocks.
+
+    With --html the same as plots, and who waited for whom: stalls by layer, launch times,
+    prefetches, waits block by block, SMs, steps.
+    """
     from megatrace.capture.reader import open_capture
     from megatrace.cli.console import warn_incomplete
 
+    if html is not None and as_json:
+        raise UsageError("--html and --json exclude each other", hint="give one of them")
+    if html is not None:
+        _check(html, force)
     with open_capture(file) as capture:
-        report = summarise(capture)
+        said = _tables(capture, top, as_json) if html is None else _page(capture, html, force)
         # Damage in a large file shows only once its lines are read.
         warn_incomplete(capture)
         complete = capture.complete
-    sys.stdout.write(report.to_json() + "\n" if as_json else to_text(report, top=top))
+    sys.stdout.write(said)
     return int(ExitCode.INCOMPLETE if strict and not complete else ExitCode.OK)
+
+
+def _tables(capture: Capture, top: int, as_json: bool) -> str:
+    from megatrace.analysis import summarise, to_text
+
+    report = summarise(capture)
+    return report.to_json() + "\n" if as_json else to_text(report, top=top)
+
+
+def _check(output: Path, force: bool) -> None:
+    """Refuse a bad name before any work is done."""
+    from megatrace.export.output import check_output
+
+    if not output.name.endswith((".html", ".htm")):
+        raise UsageError(f"{output.name}: no name of a page", hint="name it *.html")
+    check_output(output, force=force)
+
+
+def _page(capture: Capture, output: Path, force: bool) -> str:
+    """Write the page; nothing goes to stdout."""
+    from megatrace.export.html import export_html
+
+    talk = Talk()
+    progress = Progress(talk)
+    progress.begin("reading")
+    try:
+        result = export_html(
+            capture, output, force=force, command=command_of(capture), progress=progress
+        )
+    finally:
+        progress.end()
+    talk.say(f"wrote {output}: {result.sentence()}")
+    return ""

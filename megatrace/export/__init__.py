@@ -4,7 +4,7 @@ from megatrace.export.capture import decode_shown
 from megatrace.export.perfetto import ExportResult, export_perfetto
 from megatrace.export.picture import PerfettoOptions
 from megatrace.export.tabular import TableName, TableResult, export_table
-from megatrace.export.viewer import startup_commands, viewer_address
+from megatrace.export.viewer import sql_package, sql_text, startup_commands, viewer_address
 
 __all__ = [
     "ExportResult",
@@ -14,6 +14,8 @@ __all__ = [
     "decode_shown",
     "export_perfetto",
     "export_table",
+    "sql_package",
+    "sql_text",
     "startup_commands",
     "viewer_address",
 ]

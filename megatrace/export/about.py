@@ -55,10 +55,15 @@ def draw_about(scene: Scene, facts: Mapping[str, str], bounds_ns: tuple[int, int
         scene.add(track, scene.label(text, "about"), begin, end - begin)
 
 
-def metadata_packet(facts: Mapping[str, str]) -> bytes:
-    """``facts`` as rows ``cr-megatrace.<name>`` of the viewer's table ``metadata``."""
+def metadata_packet(facts: Mapping[str, str], edges: Mapping[str, str]) -> bytes:
+    """Rows of the viewer's table ``metadata``.
+
+    ``cr-megatrace.<name>`` for ``facts``, ``cr-megatrace.edge.<event>`` for ``edges``.
+    """
     trace = pb.Trace()
     entries = trace.packet.add(trusted_packet_sequence_id=1).chrome_events.metadata
     for name, text in facts.items():
         entries.add(name=_METADATA_PREFIX + name.replace(" ", "_"), string_value=text)
+    for event, edge in edges.items():
+        entries.add(name=f"{_METADATA_PREFIX}edge.{event}", string_value=edge)
     return bytes(trace.SerializeToString())

@@ -65,13 +65,19 @@ class RankRecords:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank: what it ran, and what its warps said meanwhile."""
+    """One rank: what it ran, and what its warps said meanwhile.
+
+    ``launch_rows`` and ``record_rows`` are the rows of the trace's frames that
+    ``launches`` and ``records`` are.
+    """
 
     rank: int
     device: str
     roles: Mapping[int, str]
     launches: RankLaunches
     records: RankRecords
+    launch_rows: I8
+    record_rows: I8
 
 
 def ranks(trace: Trace, chosen: Mask, axis: Timeline) -> Iterator[Rank]:
@@ -130,6 +136,8 @@ def _rank(trace: Trace, rank: int, rows: I8, records: I8, launch: I8, axis: Time
             events=events,
             arg_names=arg_names,
         ),
+        launch_rows=rows,
+        record_rows=records,
     )
 
 

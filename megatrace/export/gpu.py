@@ -3,7 +3,7 @@
 rank 0 GPU          steps, and under them launches in two lanes
   stalled warps     by cause
   block 0 (SM 17)   launches, and under them the phases of the lead warp
-    loader w0       every record of the warp
+    loader w0       launches of the warp, and in them every record of it
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from megatrace.export.frames import Rank
 from megatrace.export.launches import Envelopes, launch_labels
 from megatrace.export.scene import Scene
 from megatrace.export.slices import COLOUR
+from megatrace.export.tables import Tables, tell_launches, tell_warps
 from megatrace.export.tracks import NO_PARENT, Track
 from megatrace.export.warps import draw_warps, warp_name
 from megatrace.export.wire import I8
@@ -28,7 +29,8 @@ from megatrace.schema import CAUSES, Kind
 class Drawn:
     """What of a rank came into the scene.
 
-    ``row_of_record`` is the slice of each record; ``step_rows`` that of each step id.
+    ``row_of_record`` is the slice of each record, -1 where there is none; ``step_rows``
+    that of each step id.
     """
 
     row_of_record: I8
@@ -37,17 +39,19 @@ class Drawn:
     lead_warp: str
 
 
-def draw_rank(scene: Scene, rank: Rank, name: str, *, args: bool = True) -> Drawn:
-    """Add ``rank`` as ``name`` to ``scene``; ``args`` also the arguments of its records."""
-    root, step_rows = _draw_steps(scene, rank, name)
+def draw_rank(scene: Scene, rank: Rank, name: str, tables: Tables, *, args: bool = True) -> Drawn:
+    """Add ``rank`` as ``name`` to ``scene``; ``args`` also the arguments of its slices."""
+    root, step_rows = _draw_steps(scene, rank, name, tables)
     _draw_stalled(scene, rank, root)
     blocks = draw_blocks(scene, rank, root, len(CAUSES))
-    rows = draw_warps(scene, rank, blocks.track, args=args)
+    launches, rows = draw_warps(scene, rank, blocks.track, tables.edges, args=args)
+    if args:
+        tell_warps(scene, rank, tables, launches)
     lead = warp_name(rank, blocks.lead) if blocks.lead >= 0 else ""
     return Drawn(rows, step_rows, int(rank.records.unfinished.sum()), lead)
 
 
-def _draw_steps(scene: Scene, rank: Rank, name: str) -> tuple[int, dict[int, int]]:
+def _draw_steps(scene: Scene, rank: Rank, name: str, tables: Tables) -> tuple[int, dict[int, int]]:
     """Steps and launches on the rank's own track; returns it and the row of each step."""
     title = f"{name} GPU"
     if rank.device == "cpu":
@@ -67,8 +71,7 @@ def _draw_steps(scene: Scene, rank: Rank, name: str) -> tuple[int, dict[int, int
         each.begin_ns, each.dur_ns,
     )  # fmt: skip
     scene.extra(drawn, COLOUR, launches.layer[each.first].astype(np.int64) + 1)
-    scene.arg(drawn, "launch", launches.launch[each.first])
-    scene.arg(drawn, "step", launches.step[each.first])
+    tell_launches(scene, rank, tables, launches.launch[each.first], drawn)
     return root, dict(zip(numbers, rows.tolist(), strict=True))
 
 

@@ -52,16 +52,16 @@ def draw_host(scene: Scene, name: str, host: pd.DataFrame, axis: Timeline) -> di
 def _draw_counters(
     scene: Scene, root: int, steps: pd.DataFrame, begin: I8, event: np.ndarray
 ) -> None:
+    # Where the host tells of steps alone they say what their forwards would.
+    forward = event != "step" if (event != "step").any() else np.ones(len(event), np.bool_)
     for order, (column, name, unit) in enumerate(_COUNTERS):
         value = steps[column].to_numpy().astype(np.int64)
-        has = np.flatnonzero((value >= 0) & (event != "step"))
-        # A root without children is put away in a closed group by the viewer.
-        if not len(has) and order:
+        has = np.flatnonzero((value >= 0) & forward)
+        if not len(has):
             continue
         track = scene.tracks.add(Track(name, root, order, counter=True, unit=unit))
         has = has[np.argsort(begin[has], kind="stable")]
-        if len(has):
-            scene.samples(track, begin[has], value[has])
+        scene.samples(track, begin[has], value[has])
 
 
 def _draw_aside(

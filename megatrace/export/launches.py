@@ -34,15 +34,16 @@ class Envelopes:
         return cls(first, begin, end - begin, which)
 
 
-def launch_labels(scene: Scene, launches: RankLaunches, rows: I8) -> I8:
+def launch_labels(scene: Scene, launches: RankLaunches, rows: I8, category: str = "launch") -> I8:
     """``layer 3``, and with the kernel's name where there are several kernels."""
     several = len(np.unique(launches.kernel)) > 1
     layered = bool((launches.layer > 0).any())
-    pairs = zip(launches.kernel[rows].tolist(), launches.layer[rows].tolist(), strict=True)
-    names = []
-    for kernel, layer in pairs:
+    pairs = np.stack([launches.kernel[rows], launches.layer[rows]])
+    pairs, which = np.unique(pairs, axis=1, return_inverse=True)
+    labels = []
+    for kernel, layer in pairs.T.tolist():
         parts = [f"layer {layer}"] if layered else []
         if several or not layered:
             parts.append(launches.kernels[kernel])
-        names.append(scene.label(" ".join(parts), "launch"))
-    return np.array(names, np.int64)
+        labels.append(scene.label(" ".join(parts), category))
+    return np.array(labels, np.int64)[which.ravel()]

@@ -126,7 +126,7 @@ def export_perfetto(
 def encoded(picture: Picture, progress: Progress | None = None) -> Iterator[Buffer]:
     """The bytes of the file, in parts."""
     yield picture.tracks.descriptors()
-    yield metadata_packet(picture.facts)
+    yield metadata_packet(picture.facts, picture.edges)
     done, total = 0, len(picture.slices)
     for number, part in enumerate(sequences(picture.slices), _FIRST_SEQUENCE):
         yield from encode_sequence(number, part, picture.names)

@@ -10,13 +10,14 @@ import numpy as np
 from megatrace import __version__
 from megatrace.analysis import Trace
 from megatrace.export.about import clock_texts, draw_about, loss_text, steps_text
-from megatrace.export.edges import draw_flows
+from megatrace.export.edges import Placed, draw_flows
 from megatrace.export.frames import ranks
 from megatrace.export.gpu import Drawn, draw_rank
 from megatrace.export.host import draw_host
 from megatrace.export.scene import Scene
 from megatrace.export.select import Selection, Steps, select
 from megatrace.export.slices import SAMPLE, Names, Slices
+from megatrace.export.tables import Tables, tell_prefetches, tell_waits
 from megatrace.export.timeline import Timeline, timeline
 from megatrace.export.tracks import Tracks, spread
 from megatrace.export.wire import Mask
@@ -31,7 +32,7 @@ class PerfettoOptions:
         budget: Slices of records at most; whole launches are left out beyond it, never all.
         flows: Whether arrows lead from publish and prefetch to the wait.
         max_flows: Arrows at most, the longest waits first.
-        args: Whether records carry their slot and arguments.
+        args: Whether slices carry slots, arguments, and what the tables say of them.
     """
 
     steps: Steps = "one"
@@ -50,6 +51,7 @@ class Picture:
         names: The strings they use.
         tracks: What they are drawn on.
         facts: What the trace says of itself: name and text.
+        edges: The dependency that each event's name is about.
         steps: Ids of the steps shown.
         left_out: One phrase for each thing that is not.
         flows: Arrows.
@@ -63,6 +65,7 @@ class Picture:
     names: Names
     tracks: Tracks
     facts: Mapping[str, str]
+    edges: Mapping[str, str]
     steps: tuple[int, ...]
     left_out: tuple[str, ...]
     flows: int
@@ -96,14 +99,21 @@ def draw(
     scene = Scene()
     on_axis = list(ranks(trace, chosen.launches, axis))
     names = _rank_names(trace)
+    tables = Tables.of(trace)
     drawn = {
-        rank.rank: draw_rank(scene, rank, names[rank.rank], args=options.args) for rank in on_axis
+        rank.rank: draw_rank(scene, rank, names[rank.rank], tables, args=options.args)
+        for rank in on_axis
     }
+    placed = Placed.of(len(trace.records), on_axis, drawn)
+    if options.args:
+        for rank in on_axis:
+            tell_prefetches(scene, rank, tables, placed.slice_row)
+            tell_waits(scene, rank, tables, placed.slice_row)
     launched_by = {} if axis.host_missing else _draw_hosts(scene, trace, axis, chosen, names)
     flows = 0
     cut: tuple[str, ...] = ()
     if options.flows:
-        flows, cut = draw_flows(scene, on_axis, drawn, launched_by, options.max_flows)
+        flows, cut = draw_flows(scene, placed, tables, drawn, launched_by, options.max_flows)
     steps = chosen.steps if len(trace.launches) else _host_steps(trace)
     missing = (*left_out, *chosen.left_out, *cut)
     if axis.host_missing and len(trace.host):
@@ -116,6 +126,7 @@ def draw(
         names=scene.names(),
         tracks=scene.tracks,
         facts=facts,
+        edges=tables.edges,
         steps=steps,
         left_out=missing,
         flows=flows,

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
 from urllib.parse import urlencode
 
 from megatrace.paths import asset_dir
 
-_FILE_PREFIX = "@"
+_PACKAGE = "megatrace"
+_MODULE_PREFIX = "@"
+_INCLUDE = re.compile(r"^INCLUDE PERFETTO MODULE megatrace\.(\w+);\n+", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+
+
+def sql_package() -> Path:
+    """The folder of the SQL modules, for ``trace_processor --add-sql-package``.
+
+    Its name is the package's: ``INCLUDE PERFETTO MODULE megatrace.stalls;``.
+    """
+    return asset_dir() / "viewers" / "perfetto" / _PACKAGE
+
+
+def sql_text() -> str:
+    """All modules as one text that includes nothing, for a viewer that has no package.
+
+    Without comments: it travels in an address.
+    """
+    modules = {path.stem: path.read_text() for path in sorted(sql_package().glob("*.sql"))}
+    order = TopologicalSorter({name: _INCLUDE.findall(text) for name, text in modules.items()})
+    text = "\n".join(modules[name] for name in order.static_order())
+    return _COMMENT.sub("", _INCLUDE.sub("", text))
 
 
 def startup_commands() -> list[dict[str, object]]:
-    """What the viewer runs when it opens a trace: rows to expand, views, a first table.
+    """What the viewer runs when it opens a trace: rows to expand and to pin, views, tables.
 
-    From ``viewers/perfetto/startup.json``; an argument ``@name`` there stands for the
-    text of the file ``name`` beside it.
+    From ``viewers/perfetto/startup.json``; an argument ``@megatrace`` there stands for
+    :func:`sql_text`.
     """
-    folder = asset_dir() / "viewers" / "perfetto"
-    commands: list[dict[str, object]] = json.loads((folder / "startup.json").read_text())
+    text = (sql_package().parent / "startup.json").read_text()
+    commands: list[dict[str, object]] = json.loads(text)
     for command in commands:
         args = command["args"]
         assert isinstance(args, list)
-        command["args"] = [
-            (folder / arg.removeprefix(_FILE_PREFIX)).read_text()
-            if arg.startswith(_FILE_PREFIX)
-            else arg
-            for arg in args
-        ]
+        command["args"] = [sql_text() if arg == _MODULE_PREFIX + _PACKAGE else arg for arg in args]
     return commands
 
 

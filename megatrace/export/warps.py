@@ -1,47 +1,61 @@
-"""Warps as tracks: every record of theirs, with what it waits for and its arguments."""
+"""Warps as tracks: their launches, and in them every record with its arguments."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from megatrace.export.frames import Rank, RankRecords
+from megatrace.export.launches import launch_labels
 from megatrace.export.scene import Scene
-from megatrace.export.tracks import Track
+from megatrace.export.slices import COLOUR
+from megatrace.export.tracks import Track, fitting_tracks
 from megatrace.export.wire import I8
 from megatrace.schema import Event, Kind
 
 _INSTANTS = (Kind.PUBLISH, Kind.PREFETCH, Kind.INSTANT)
 
 
-def draw_warps(scene: Scene, rank: Rank, blocks: I8, *, args: bool) -> I8:
-    """Add every record, counters on tracks of their own; returns the row of each, or -1.
+def draw_warps(
+    scene: Scene, rank: Rank, blocks: I8, edges: Mapping[str, str], *, args: bool
+) -> tuple[I8, I8]:
+    """Add every record, counters on tracks of their own.
 
-    ``blocks`` has the track of each block number; ``args`` adds slots and arguments.
+    ``blocks`` has the track of each block number, ``edges`` the dependency that the trace
+    says an event's name is about; ``args`` adds slots and arguments.
+    Returns the row of each launch, and of each record or -1.
     """
     records, launches = rank.records, rank.launches
     rows = np.full(len(records.event), -1, np.int64)
     warps = int(launches.warp.max()) + 1
     tracks = np.full(len(blocks) * warps, -1, np.int64)
-    for ring in np.unique(launches.block.astype(np.int64) * warps + launches.warp).tolist():
+    of_launch = launches.block.astype(np.int64) * warps + launches.warp
+    for ring in np.unique(of_launch).tolist():
         block, warp = divmod(ring, warps)
         track = Track(warp_name(rank, warp), int(blocks[block]), warp)
         tracks[ring] = scene.tracks.add(track)
-    ring = records.block.astype(np.int64) * warps + records.warp
+    dur = np.maximum(launches.end_ns - launches.begin_ns, 0)
+    # A launch takes its records along to its lane, so the lane is settled before them.
+    on = fitting_tracks(tracks[of_launch].astype(np.int32), launches.begin_ns, dur, scene.tracks)
+    labels = launch_labels(scene, launches, np.arange(len(on)), "warp")
+    launch_rows = scene.add(on, labels, launches.begin_ns, dur)
+    scene.extra(launch_rows, COLOUR, launches.layer.astype(np.int64) + 1)
     counts = records.kind_mask(Kind.COUNTER)
     drawn = np.flatnonzero(~counts)
     labels = np.array([scene.label(*_label(event)) for event in records.events], np.int64)
     if len(drawn):
         rows[drawn] = scene.add(
-            tracks[ring[drawn]],
+            on[records.launch[drawn]],
             labels[records.event[drawn]],
             records.begin_ns[drawn],
             records.dur_ns[drawn],
         )
     _draw_counters(scene, records, np.flatnonzero(counts), blocks, warps)
     if args:
-        _draw_args(scene, records, rows)
+        _draw_args(scene, records, rows, edges)
     scene.arg(rows[records.unfinished], "unfinished", 1)
-    return rows
+    return launch_rows, rows
 
 
 def _draw_counters(scene: Scene, records: RankRecords, rows: I8, blocks: I8, warps: int) -> None:
@@ -68,9 +82,10 @@ def _label(event: Event) -> tuple[str, str]:
     return event.name, event.category
 
 
-def _draw_args(scene: Scene, records: RankRecords, rows: I8) -> None:
+def _draw_args(scene: Scene, records: RankRecords, rows: I8, edges: Mapping[str, str]) -> None:
     drawn = np.flatnonzero(rows >= 0)
     scene.arg(rows[drawn], "slot", records.slot[drawn])
+    _name_edges(scene, records, rows, edges)
     for code, (event, names) in enumerate(zip(records.events, records.arg_names, strict=True)):
         mine = np.flatnonzero((records.event == code) & (rows >= 0))
         if not len(mine):
@@ -80,6 +95,14 @@ def _draw_args(scene: Scene, records: RankRecords, rows: I8) -> None:
             continue
         for place, name in enumerate(names):
             scene.arg(rows[mine], name, records.args[place, mine])
+
+
+def _name_edges(scene: Scene, records: RankRecords, rows: I8, known: Mapping[str, str]) -> None:
+    """Say by name which dependency a record is about, where its event's name does not."""
+    for code, event in enumerate(records.events):
+        if event.edge and known.get(event.name) != event.edge:
+            mine = np.flatnonzero((records.event == code) & (rows >= 0))
+            scene.text_arg(rows[mine], "edge", event.edge)
 
 
 def _name_waits(scene: Scene, records: RankRecords, rows: I8, mine: I8) -> None:

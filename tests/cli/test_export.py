@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from megatrace.capture.reader import open_capture
-from megatrace.cli import export as verb
+from megatrace.cli.shown import typical_step
 from tests.build import MS, Build, write
 from tests.collect.helpers import megatrace
 from tests.export.trace_processor import OpenTrace
@@ -197,7 +197,7 @@ def test_an_incomplete_capture_is_exported_and_said(cut: Path, tmp_path: Path) -
 
 def test_the_step_of_a_large_capture_is_one_that_it_has(recorded: Path) -> None:
     with open_capture(recorded) as capture:
-        chosen = verb._typical_step(capture)
+        chosen = typical_step(capture)
     assert chosen is not None
     assert len(chosen) == 1
     assert 1 <= chosen[0] <= 40

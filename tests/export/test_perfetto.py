@@ -19,7 +19,7 @@ from megatrace.export import ExportResult, PerfettoOptions, export_perfetto
 from megatrace.export.encoder import Buffer, encode_sequence
 from megatrace.export.slices import sequences
 from megatrace.export.tracks import Track, Tracks, spread
-from megatrace.paths import asset_dir
+from megatrace.export.viewer import sql_text
 from megatrace.schema import Cause, Event, EventTable, Kind
 from tests.export.pictures import NAMES, slices_of
 from tests.export.trace_processor import OpenTrace
@@ -38,7 +38,7 @@ ALL = PerfettoOptions(steps="all")
 ON_WARPS = """
 from slice join track on slice.track_id = track.id
 join track as block on track.parent_id = block.id
-where block.name glob 'block *'
+where block.name glob 'block *' and slice.category is not 'warp'
 """
 
 
@@ -102,7 +102,7 @@ def test_begin_times_of_the_first_rank_are_its_globaltimer(two_ranks: Exported) 
     rows = two_ranks.opened.rows(
         "select slice.ts as ts from slice join track on track_id = track.id join track as block "
         "on track.parent_id = block.id join track as gpu on block.parent_id = gpu.id "
-        "where gpu.name = 'rank 0 GPU'"
+        "where gpu.name = 'rank 0 GPU' and slice.category is not 'warp'"
     )
     records = of_warps(two_ranks.trace)
     mine = records[records["rank"] == 0]["begin_ns"]
@@ -175,11 +175,12 @@ def test_phases_of_the_lead_warp_lie_in_the_launches_of_their_block(two_ranks: E
 def test_every_arrow_joins_a_producer_and_a_wait_of_its_slot(two_ranks: Exported) -> None:
     opened = two_ranks.opened
     assert opened.value("select count() as n from flow") == two_ranks.result.flows
-    opened.rows((asset_dir() / "viewers/perfetto/megatrace.sql").read_text() + "select 1 as one")
     rows = opened.rows(
-        "select p.name as made, w.name as wait, extract_arg(p.arg_set_id, 'debug.slot') as a, "
-        "extract_arg(w.arg_set_id, 'debug.slot') as b, p.ts < w.ts + max(w.dur, 1) as before "
-        "from megatrace_edge join slice as p on p.id = producer_id "
+        sql_text()
+        + "select p.name as made, w.name as wait, extract_arg(p.arg_set_id, 'debug.slot') as a, "
+        "extract_arg(w.arg_set_id, 'debug.slot') as b, "
+        "p.ts < w.ts + max(w.dur, 1) as before "
+        "from megatrace_edges join slice as p on p.id = producer_id "
         "join slice as w on w.id = wait_id"
     )
     assert {(made, wait) for made, wait, *_ in rows} == {("load", "full"), ("done", "others")}
@@ -188,12 +189,11 @@ def test_every_arrow_joins_a_producer_and_a_wait_of_its_slot(two_ranks: Exported
 
 
 def test_arrows_stay_within_what_a_slot_names(two_ranks: Exported) -> None:
-    views = (asset_dir() / "viewers/perfetto/megatrace.sql").read_text()
     rows = two_ranks.opened.rows(
-        views + "select made.name as name, made.gpu = wait.gpu as gpu, "
-        "made.block = wait.block as block from megatrace_edge "
-        "join megatrace_record as made on made.id = producer_id "
-        "join megatrace_record as wait on wait.id = wait_id"
+        sql_text() + "select made.name as name, made.rank = wait.rank as gpu, "
+        "made.block = wait.block as block from megatrace_edges "
+        "join megatrace_records as made on made.id = producer_id "
+        "join megatrace_records as wait on wait.id = wait_id"
     )
     assert all(gpu for _, gpu, _ in rows)
     # A stage is its block's own; a layer is the whole GPU's.
@@ -272,18 +272,16 @@ def test_the_trace_says_what_it_is(two_ranks: Exported) -> None:
     assert shown == "steps 1, 2, 3; nothing lost; GPU clock ±1,240 ns, host ±0.6 us"
 
 
-def test_the_views_for_the_viewer_run(two_ranks: Exported) -> None:
-    views = (asset_dir() / "viewers/perfetto/megatrace.sql").read_text()
-    by_launch = two_ranks.opened.rows(
-        views + "select cause, sum(stalls) as stalls, sum(warp_us) as us "
-        "from megatrace_stall_by_launch group by cause"
+def test_the_view_of_records_names_the_cause_of_each_stall(two_ranks: Exported) -> None:
+    by_cause = two_ranks.opened.rows(
+        sql_text() + "select cause, count() as stalls, sum(dur) as ns from megatrace_records "
+        "where cause is not null group by cause"
     )
     records = two_ranks.trace.records
     stalls = records[records["cause"].astype(str) != ""]
     expected = stalls.groupby(stalls["cause"].astype(str))["dur_ns"].agg(["count", "sum"])
-    assert {cause: count for cause, count, _ in by_launch} == expected["count"].to_dict()
-    assert {cause: round(us * 1000) for cause, _, us in by_launch} == expected["sum"].to_dict()
-    assert two_ranks.opened.rows("select * from megatrace_longest_wait limit 3")
+    assert {cause: count for cause, count, _ in by_cause} == expected["count"].to_dict()
+    assert {cause: ns for cause, _, ns in by_cause} == expected["sum"].to_dict()
 
 
 def test_an_overlap_gets_a_lane_and_keeps_both_durations(tmp_path: Path) -> None:
@@ -304,11 +302,11 @@ def test_abutting_and_equal_slices_keep_their_durations(tmp_path: Path) -> None:
         f"select slice.name as n, slice.dur as dur, depth {ON_WARPS} order by ts, depth"
     )
     assert rows == [
-        ("qkv", 100, 0),
-        ("tile", 50, 1),
-        ("tile", 50, 1),
-        ("mark", 0, 2),
-        ("tile", 1, 0),
+        ("qkv", 100, 1),
+        ("tile", 50, 2),
+        ("tile", 50, 2),
+        ("mark", 0, 3),
+        ("tile", 1, 1),
     ]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from megatrace.analysis import decode, views
+from megatrace.capture.reader import open_capture
 from megatrace.export import (
     PerfettoOptions,
     export_perfetto,
@@ -16,6 +18,7 @@ from megatrace.export import (
 )
 from tests.export.traces import small_trace
 from tests.export.ui_shot import browser, screenshot
+from tests.house.tree import ROOT
 
 PNG_MAGIC = b"\x89PNG"
 
@@ -24,7 +27,7 @@ def test_startup_commands_name_no_file() -> None:
     commands = startup_commands()
     assert all(str(command["id"]).startswith("dev.perfetto.") for command in commands)
     assert "@" not in json.dumps(commands)
-    assert any("create or replace perfetto view" in json.dumps(command) for command in commands)
+    assert any("CREATE OR REPLACE PERFETTO VIEW" in json.dumps(command) for command in commands)
 
 
 def test_the_address_carries_trace_and_commands() -> None:
@@ -43,4 +46,23 @@ def test_the_real_viewer_shows_the_rows_and_the_table_of_stalls(tmp_path: Path) 
     for row in ("about this trace", "rank 0 CPU", "rank 0 GPU", "block 0 (SM 0)"):
         assert row in text
     assert "warp_us" in text
+    assert "late prefetches" in text
     assert png.read_bytes().startswith(PNG_MAGIC)
+
+
+@pytest.mark.skipif(browser() is None, reason="no chromium-headless-shell on this machine")
+def test_the_real_viewer_leads_from_a_wait_to_who_ended_it(tmp_path: Path) -> None:
+    with open_capture(ROOT / "examples/01_trace_a_kernel/h200.mtr") as capture:
+        trace = decode(capture)
+    path = tmp_path / "run.pftrace.gz"
+    export_perfetto(trace, path, PerfettoOptions(steps="all"))
+    waits = views.sync_waits(trace)
+    wait = waits[waits["from_block"] >= 0].iloc[0]
+    chosen = {"ts": str(wait["begin_ns"]), "dur": str(wait["dur_ns"])}
+    text = screenshot(path, tmp_path / "wait.png", query=chosen)
+    _, _, panel = text.partition("Current Selection")
+    assert panel.split("\n")[4:6] == ["partials", "Contextual Optionsarrow_drop_down"]
+    # It begins before the publish, so that the viewer calls the arrow to it the other way.
+    assert "Following Flows" in panel
+    assert f"from_blockarrow_drop_down\n{wait['from_block']}" in panel
+    assert f"delay_nsarrow_drop_down\n{wait['delay_ns']}" in panel

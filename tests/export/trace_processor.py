@@ -177,6 +177,17 @@ class _WasmBackend(TraceProcessorBackend):  # type: ignore[misc]
         answer = self._processor.send(stream.SerializeToString())
         return list(self.protos.TraceProcessorRpcStream.FromString(answer).msg)
 
+    def register_package(self, folder: Path) -> None:
+        """What ``trace_processor --add-sql-package folder`` does."""
+        package = self.protos.TraceProcessorRpc().register_sql_package_args
+        package.package_name = folder.name
+        for path in sorted(folder.rglob("*.sql")):
+            name = ".".join([folder.name, *path.relative_to(folder).with_suffix("").parts])
+            package.modules.add(name=name, sql=path.read_text())
+        (answer,) = self._request("TPM_REGISTER_SQL_PACKAGE", register_sql_package_args=package)
+        if error := answer.register_sql_package_result.error:
+            raise ValueError(error)
+
     def parse(self, chunk: bytes) -> Any:
         return self._request("TPM_APPEND_TRACE_DATA", append_trace_data=bytes(chunk))[
             0
@@ -223,9 +234,11 @@ class _OfflineTraceProcessor(TraceProcessor):  # type: ignore[misc]
 class OpenTrace:
     """A loaded trace, queried with SQL."""
 
-    def __init__(self, path: Path) -> None:
-        """Load ``path``, a ``.pftrace`` or ``.pftrace.gz``."""
+    def __init__(self, path: Path, *packages: Path) -> None:
+        """Load ``path``, a ``.pftrace`` or ``.pftrace.gz``, and folders of SQL modules."""
         self._processor = _OfflineTraceProcessor(trace=str(path))
+        for package in packages:
+            self._processor.http.register_package(package)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows of ``sql``, columns in the order of the query."""

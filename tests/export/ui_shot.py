@@ -25,6 +25,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _READY_JS = """
 [...document.querySelectorAll('input')].some(i => (i.placeholder || '').startsWith('Search or'))
 && !!document.querySelector('.pf-track')
 """
+_TEXT_JS = "document.body.innerText"
 _SETTLE_S = 2.5
 """Tracks are drawn a few frames after they exist."""
 
@@ -118,6 +120,7 @@ class _Page:
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._sent = 0
+        self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
         self._sent += 1
@@ -128,9 +131,63 @@ class _Page:
             if answer.get("id") == self._sent:
                 result: dict[str, Any] = answer["result"]
                 return result
+            self.events.append(answer)
 
     def evaluate(self, script: str) -> Any:
         return self.call("Runtime.evaluate", expression=script)["result"].get("value")
+
+
+@dataclass(frozen=True)
+class Shot:
+    """What a page showed: its text, and where what it loaded came from.
+
+    ``asked`` are the origins it wanted anything of, ``got`` those that answered.
+    """
+
+    text: str
+    asked: frozenset[str]
+    got: frozenset[str]
+
+
+def shoot(
+    address: str,
+    png: Path,
+    *,
+    size: tuple[int, int] = (1600, 1000),
+    timeout_s: float = 120,
+    until: str = "",
+) -> Shot:
+    """Open ``address``, which leads to the UI with a trace, and write ``png``.
+
+    Waits until the page's text has ``until``. Raises FileNotFoundError without a browser
+    and TimeoutError where the UI shows no track.
+    """
+    chrome = browser()
+    if chrome is None:
+        raise FileNotFoundError("no chromium-headless-shell; name one in $CHROME")
+    with page(chrome, *size) as connection:
+        tab = _Page(connection)
+        tab.call("Network.enable")
+        tab.call("Page.navigate", url=address)
+        deadline = time.monotonic() + timeout_s
+        while not (tab.evaluate(_READY_JS) and until in tab.evaluate(_TEXT_JS)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no track after {timeout_s} s: {tab.evaluate(_TEXT_JS)}")
+            time.sleep(0.3)
+        time.sleep(_SETTLE_S)
+        png.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"]))
+        text = str(tab.evaluate(_TEXT_JS))
+        return Shot(
+            text,
+            _origins(tab.events, "Network.requestWillBeSent", "request"),
+            _origins(tab.events, "Network.responseReceived", "response"),
+        )
+
+
+def _origins(events: list[dict[str, Any]], method: str, part: str) -> frozenset[str]:
+    addresses = [e["params"][part]["url"] for e in events if e.get("method") == method]
+    remote = (urllib.parse.urlsplit(address) for address in addresses)
+    return frozenset(f"{url.scheme}://{url.netloc}" for url in remote if url.netloc)
 
 
 def screenshot(
@@ -140,34 +197,18 @@ def screenshot(
     query: dict[str, str] | None = None,
     commands: Sequence[object] = (),
     size: tuple[int, int] = (1600, 1000),
-    timeout_s: float = 120,
 ) -> str:
     """Open ``trace`` in the UI, write ``png`` and return the text of the page.
 
     ``query`` are more parameters of the UI's address (``visStart``, ``visEnd``, ...),
-    ``commands`` its startup commands. Raises FileNotFoundError without a browser and
-    TimeoutError where the UI shows no track.
+    ``commands`` its startup commands. Raises what :func:`shoot` raises.
     """
-    chrome = browser()
-    if chrome is None:
-        raise FileNotFoundError("no chromium-headless-shell; name one in $CHROME")
-    with serve(trace) as root, page(chrome, *size) as connection:
+    with serve(trace) as root:
         parameters = {"url": f"{root}/trace/{trace.name}", "hideSidebar": "true"}
         parameters |= query or {}
         if commands:
             parameters["startupCommands"] = json.dumps(list(commands))
-        tab = _Page(connection)
-        tab.call("Page.navigate", url=f"{root}/#!/?{urllib.parse.urlencode(parameters)}")
-        deadline = time.monotonic() + timeout_s
-        while not tab.evaluate(_READY_JS):
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"no track after {timeout_s} s: {tab.evaluate('document.body.innerText')}"
-                )
-            time.sleep(0.3)
-        time.sleep(_SETTLE_S)
-        png.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"]))
-        return str(tab.evaluate("document.body.innerText"))
+        return shoot(f"{root}/#!/?{urllib.parse.urlencode(parameters)}", png, size=size).text
 
 
 def main() -> None:

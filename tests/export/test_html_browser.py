@@ -1,0 +1,94 @@
+"""The page of plots in a real browser without a network: it draws, and complains of nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatrace.capture.reader import open_capture
+from megatrace.export.html import export_html
+from tests.build import MS, Build, Launch, demo, stall, write
+from tests.export.html_shot import look
+from tests.export.ui_shot import browser
+
+ROOT = Path(__file__).resolve().parents[2]
+PNG_MAGIC = b"\x89PNG"
+
+pytestmark = pytest.mark.skipif(
+    browser() is None, reason="no chromium-headless-shell on this machine"
+)
+
+CHOOSE_LAST = """
+(() => { for (const select of document.querySelectorAll('select')) {
+  select.selectedIndex = select.options.length - 1;
+  select.dispatchEvent(new Event('change')); } })()
+"""
+SWITCH_THEME = "document.getElementById('theme').click()"
+GROUND = "getComputedStyle(document.body).backgroundColor"
+BAR = "getComputedStyle(document.querySelector('#stalls .bars path')).fill"
+BUTTONS = "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || '').join('|')"
+EVIL_RAN = "window.evil === undefined ? 'no' : 'yes'"
+
+
+def written(capture_path: Path, tmp_path: Path) -> Path:
+    output = tmp_path / f"{capture_path.stem}.html"
+    with open_capture(capture_path) as capture:
+        export_html(capture, output)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("name", "dark", "width"),
+    [
+        ("tests/muse/h200.mtr", True, 1280),
+        ("examples/01_trace_a_kernel/h200.mtr", False, 500),
+    ],
+)
+def test_a_real_capture_is_drawn_offline_without_a_complaint(
+    tmp_path: Path, name: str, dark: bool, width: int
+) -> None:
+    png = tmp_path / "a.png"
+    seen = look(written(ROOT / name, tmp_path), png, dark=dark, size=(width, 900))
+    assert seen.errors == []
+    assert seen.requests == []
+    assert seen.invalid == []
+    assert seen.plots == 7
+    assert seen.too_wide_px <= 0
+    assert "loader" in seen.labels
+    assert png.read_bytes().startswith(PNG_MAGIC)
+
+
+def test_themes_and_choices_redraw(tmp_path: Path) -> None:
+    capture = write(tmp_path / "a.mtr", *demo(ranks=2, blocks=4, steps=6, layers=3))
+    seen = look(
+        written(capture, tmp_path),
+        scripts=(GROUND, BAR, SWITCH_THEME, GROUND, BAR, CHOOSE_LAST, BUTTONS),
+    )
+    light, bar, _, dark, dark_bar, _, buttons = seen.answers
+    assert light == "rgb(255, 255, 255)"
+    assert (light, bar) != (dark, dark_bar)
+    assert "loud" not in buttons
+    assert seen.errors == []
+    assert seen.plots == 7
+
+
+def test_hostile_names_are_text_in_the_browser_too(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=window.evil=1><a href='javascript:window.evil=1'>x</a>"
+    build = Build(blocks=2, warps=2, roles=(evil, "</script><script>window.evil=1</script>"),
+                  kernels={1: evil})  # fmt: skip
+    for ring in range(4):
+        for number, begin in ((1, MS), (2, 3 * MS)):
+            waits = [stall("full", 100, 500)]
+            build.add(ring, Launch(number, begin, begin + 9000, records=waits, edge=True))
+    seen = look(written(write(tmp_path / "a.mtr", build), tmp_path), scripts=(EVIL_RAN,))
+    assert seen.answers == ["no"]
+    assert seen.errors == []
+    assert "<img src=x" in seen.labels
+
+
+def test_an_empty_capture_draws_nothing_and_complains_of_nothing(tmp_path: Path) -> None:
+    capture = write(tmp_path / "a.mtr", Build(roles=("math",)))
+    seen = look(written(capture, tmp_path))
+    assert (seen.plots, seen.errors) == (0, [])
+    assert "No launch is whole" in seen.text

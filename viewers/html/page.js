@@ -1,0 +1,82 @@
+// Draws the figures of the page in the colours of its style sheet, and again where those change.
+"use strict";
+(() => {
+  const plots = JSON.parse(document.getElementById("figures").textContent);
+  const root = document.documentElement;
+  const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+
+  function axes(layout) {
+    for (const [name, axis] of Object.entries(layout)) {
+      if (!/^[xy]axis\d*$/.test(name)) continue;
+      axis.gridcolor = axis.zerolinecolor = axis.linecolor = colour("line");
+      axis.tickcolor = colour("dim");
+    }
+  }
+
+  // A trace says in its meta which colours of the page are its own.
+  function paint(figure) {
+    const copy = structuredClone(figure);
+    for (const trace of copy.data) {
+      const meta = trace.meta || {};
+      if (meta.colour) {
+        const own = colour(meta.colour);
+        trace.marker = { ...trace.marker, color: own };
+        if (trace.type === "scatter") trace.line = { ...trace.line, color: own };
+        if (trace.type === "box") trace.line = { ...trace.line, color: own, width: 1 };
+      }
+      if (meta.heat) {
+        trace.colorscale = [0, 1, 2, 3, 4].map((i) => [i / 4, colour(`heat${i}`)]);
+        trace.colorbar = { ...trace.colorbar, outlinewidth: 0, thickness: 12 };
+      }
+    }
+    const layout = copy.layout;
+    layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
+    layout.font = { color: colour("text"), size: 12, family: getComputedStyle(document.body).fontFamily };
+    layout.hoverlabel = { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("text") } };
+    layout.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)" };
+    layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: colour("dim"), activecolor: colour("text") };
+    axes(layout);
+    return copy;
+  }
+
+  // Named one by one: the library's own set has a button that sends the data to its makers.
+  const buttons = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
+  const config = {
+    displaylogo: false, responsive: true, showTips: false, modeBarButtons: buttons,
+    showSendToCloud: false, showLink: false, plotlyServerURL: "",
+  };
+
+  function draw(place) {
+    const chosen = document.querySelector(`select[data-for="${place.id}"]`);
+    const figure = paint(plots[place.id][chosen ? chosen.selectedIndex : 0]);
+    return Plotly.react(place, figure.data, figure.layout, config);
+  }
+
+  function drawAll() {
+    return Promise.all([...document.querySelectorAll(".plot")].map(draw));
+  }
+
+  function wear(theme) {
+    root.dataset.theme = theme;
+    const other = theme === "dark" ? "light" : "dark";
+    document.getElementById("theme").textContent = other;
+    document.getElementById("theme").title = `show it ${other}`;
+  }
+
+  wear(prefersDark.matches ? "dark" : "light");
+  document.getElementById("theme").hidden = false;
+  document.getElementById("theme").addEventListener("click", () => {
+    wear(root.dataset.theme === "dark" ? "light" : "dark");
+    drawAll();
+  });
+  prefersDark.addEventListener("change", () => {
+    wear(prefersDark.matches ? "dark" : "light");
+    drawAll();
+  });
+  for (const select of document.querySelectorAll("select[data-for]")) {
+    select.hidden = false;
+    select.addEventListener("change", () => draw(document.getElementById(select.dataset.for)));
+  }
+  drawAll().then(() => { root.dataset.drawn = String(document.querySelectorAll(".plot .main-svg").length > 0); });
+})();
