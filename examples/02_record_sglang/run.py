@@ -36,7 +36,8 @@ EVERY = "8"
 """Of so many steps one has a timeline: there are few."""
 
 COMMON = "--grammar-backend none --kv-cache-dtype bf16 --enable-nvidia-megakernel"
-GPU = "--attention-backend triton --sampling-backend pytorch"
+# Graphs of prefills take two minutes to capture, and these prompts are short.
+GPU = "--attention-backend triton --sampling-backend pytorch --disable-prefill-cuda-graph"
 CPU = "--device cpu --attention-backend torch_native --max-total-tokens 4096 --skip-server-warmup"
 CPU_VARIABLES = {
     "SGLANG_USE_CPU_ENGINE": "1",

@@ -62,7 +62,7 @@ class KernelAgent:
         self.params: TraceParams = memory.params
         """What the kernel takes as its last argument."""
         self.stream = 0
-        """Handle of the stream the kernels run on, for steps that a plugin says."""
+        """Handle of the stream the kernels run on, for steps that a plugin says; 0: its own."""
         self._ring = ring
         self._memory = memory
         self._probe = probe
@@ -171,9 +171,9 @@ class KernelAgent:
     def on_step(self, step: int) -> None:
         """What ``step_signal()`` calls where a framework's plugin says the steps.
 
-        The write is ordered on :attr:`stream`.
+        The write is ordered on :attr:`stream`, or on that of ``step_signal()``.
         """
-        self.begin_step(self.stream, step=step)
+        self.begin_step(self.stream or step_signal().stream, step=step)
 
     def span(self, event: str, begin_ns: int, end_ns: int, values: Sequence[int] = ()) -> None:
         """Write a host span (a name of ``megatrace.schema.HOST``) of the step in progress."""

@@ -24,11 +24,13 @@ class StepSignal:
     not stop a server.
     """
 
-    __slots__ = ("_subscribers", "failures")
+    __slots__ = ("_subscribers", "failures", "stream")
 
     def __init__(self) -> None:
         self._subscribers: tuple[Callable[[int], None], ...] = ()
         self.failures: list[str] = []
+        self.stream = 0
+        """Handle of the stream that the steps' launches go to, once the framework has one."""
 
     def subscribe(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(step)`` at the begin of each step, on the scheduler's thread."""

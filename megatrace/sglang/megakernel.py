@@ -33,16 +33,6 @@ _LOG = logging.getLogger("megatrace.sglang")
 _LINES, _LINES_A_LAYER = 256, 8
 """Of a warp's ring: a whole step must fit."""
 
-_agents: list[KernelAgent] = []
-"""Those of this process; SGLang builds one megakernel a rank."""
-
-
-def after_scheduler(_result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
-    """AFTER ``Scheduler.__init__``: by now it has chosen the stream that forwards run on."""
-    stream = scheduler.forward_stream if scheduler.enable_overlap else scheduler.schedule_stream
-    for agent in _agents:
-        agent.stream = int(getattr(stream, "cuda_stream", 0))
-
 
 class MuseMegakernel:
     """What SGLang's dispatch calls: :meth:`plan` on every step, :meth:`forward` on covered ones.
@@ -55,26 +45,30 @@ class MuseMegakernel:
     def __init__(self, model: Any, sizes: MuseConfig, widths: tuple[int, ...]) -> None:
         """Pack the weights of ``model`` and build the kernels; raises MegatraceError."""
         self.widths = widths
+        self.enabled = True
+        """Off: plan() leaves every step to SGLang's own forward. Graphs keep what they have."""
         self._model, self._sizes, self._rank = model, sizes, sizes.shard(0, 1)
         self._text = muse_model.text_model(model)
         weight = self._text.embed_tokens.weight
         self._device = str(weight.device)
         self._target = Build.here("bf16").target if weight.is_cuda else HOST
-        self._level: Level = "timeline" if SESSION_ENV in os.environ else "off"
+        self.level: Level = "timeline" if SESSION_ENV in os.environ else "off"
+        """The kernels' build from the next step on: the session's, or ``off`` to leave it out."""
         kinds: list[ExpertKind] = [muse_model.expert_kind(layer) for layer in self._text.layers]
         _LOG.info(
             "megatrace: packing the weights for the megakernel takes %.2f GB; embedding, rotary "
             "tables and KV pools are SGLang's own",
             packed_bytes(sizes, self._rank, kinds) / GB,
         )
-        self._blocks = block_count(self._build_of(kinds[0]))
-        self._trace = None if self._level == "off" else self._start_agent(len(kinds))
+        self._blocks = block_count(self._build_of(kinds[0], self.level))
+        self._trace = None if self.level == "off" else self._start_agent(len(kinds))
         for kind in sorted(set(kinds)):
-            self._build_of(kind).library()
+            self._build_of(kind, self.level).library()
         self._packed: list[PackedLayer] = pack_all(
             map(muse_model.take_layer, self._text.layers), sizes, TARGET_LAYOUT[self._target]
         )
-        self._decoder: Decoder | None = None
+        self._over: tuple[Engine, SlotTables] | None = None
+        self._decoders: dict[Level, Decoder] = {}
 
     @classmethod
     def build(cls, model: Any, hf_config: Any, context: Any) -> MuseMegakernel:
@@ -93,7 +87,7 @@ class MuseMegakernel:
         kinds = "+".join(sorted({layer.kind for layer in self._packed}))
         size = sum(layer.bytes for layer in self._packed)
         return (
-            f"{len(self._packed)} layers, {kinds} experts, {self._target}, tracer {self._level}, "
+            f"{len(self._packed)} layers, {kinds} experts, {self._target}, tracer {self.level}, "
             f"weights packed in {size / GB:.2f} GB"
         )
 
@@ -101,7 +95,9 @@ class MuseMegakernel:
         """The step to run here, None for SGLang's own forward; looks at the host's data alone."""
         from sglang.kernels.plugin_kernels.nvidia.spec import Step
 
-        if input_ids is None or any(a is not None for a in (*args, *kwargs.values())):
+        if not self.enabled or input_ids is None:
+            return None
+        if any(a is not None for a in (*args, *kwargs.values())):
             return None
         rows = int(input_ids.shape[0])
         if int(forward_batch.batch_size) != 1 or rows not in self.widths:
@@ -125,9 +121,7 @@ class MuseMegakernel:
         **_kwargs: Any,
     ) -> Any:
         """Run ``step``; SGLang's own head makes logits of it, and packs the taps for a draft."""
-        if self._decoder is None:
-            self._decoder = self._over_pools(step.view.kv_pool.pool)
-        decoder, text = self._decoder, self._text
+        decoder, text = self._decoder_over(step.view.kv_pool.pool), self._text
         stream = decoder.step(
             input_ids, positions, forward_batch.req_pool_indices[:1], forward_batch.out_cache_loc
         )
@@ -137,8 +131,25 @@ class MuseMegakernel:
         model = self._model
         return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch, taps)
 
-    def _over_pools(self, pool: Any) -> Decoder:
-        """The decoder over SGLang's pools, which exist by now."""
+    def _decoder_over(self, pool: Any) -> Decoder:
+        """The decoder of ``level``, made with the first step of it; all share one engine."""
+        decoder = self._decoders.get(self.level)
+        if decoder is None:
+            level = self.level
+            if self._over is None:
+                self._over = self._engine_over(pool)
+            tapped = self._model.capture_aux_hidden_states
+            decoder = self._decoders[level] = Decoder(
+                self._over[0],
+                lambda kind: self._build_of(kind, level),
+                self._over[1],
+                taps=sorted(self._text.layers_to_capture) if tapped else (),
+                trace=None if level == "off" else self._trace,
+            )
+        return decoder
+
+    def _engine_over(self, pool: Any) -> tuple[Engine, SlotTables]:
+        """What lies over SGLang's pools, which exist by now."""
         from sglang.srt.model_executor.forward_context import get_req_to_token_pool
 
         layers = range(len(self._packed))
@@ -164,8 +175,7 @@ class MuseMegakernel:
             self._device,
             self._text.embed_tokens.weight,
         )
-        taps = sorted(self._text.layers_to_capture) if self._model.capture_aux_hidden_states else ()
-        return Decoder(engine, self._build_of, tables, taps=taps, trace=self._trace)
+        return engine, tables
 
     def _start_agent(self, layers: int) -> TraceParams | None:
         """Rings for the kernels under ``megatrace record``; what the tracer takes."""
@@ -179,14 +189,13 @@ class MuseMegakernel:
             size=RingSize(lines=lines, layers=layers),
         )
         if isinstance(agent, IdleAgent):
-            self._level = "off"
+            self.level = "off"
             return None
-        _agents.append(agent)
         atexit.register(agent.close)
         return agent.params
 
-    def _build_of(self, kind: ExpertKind) -> Build:
-        return Build(self._target, kind, self._level, native=self._target == "sm_103a")
+    def _build_of(self, kind: ExpertKind, level: Level) -> Build:
+        return Build(self._target, kind, level, native=self._target == "sm_103a")
 
 
 def _sglang_cache() -> str:

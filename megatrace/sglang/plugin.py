@@ -10,7 +10,8 @@ that is all that happens. Each process with a session writes an ``attach`` fact:
     nvtx       on | no tool attached | no nvtx package | ...
     sglang, megatrace    versions
 
-A later fact of the same process replaces an earlier one.
+A later fact of the same process replaces an earlier one. A scheduler with a megakernel writes a
+``megakernel`` fact too, see :mod:`megatrace.sglang.found`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 
 from megatrace.agent.host import RECORDS, HostAgent
 from megatrace.agent.nvtx import NvtxBridge
-from megatrace.sglang import steps, window
+from megatrace.agent.steps import step_signal
+from megatrace.sglang import found, steps, window
 from megatrace.sglang.attach import Attachment, Hook, attach
 from megatrace.sglang.guard import Guard, reason
 from megatrace.sglang.process import ProcessIdentity, Role, identify
@@ -71,6 +73,7 @@ class _Plugin:
         """Register the hooks of a scheduler."""
         tracer = self._tracer
         windows = window.WindowHooks(self._agent, self._guard, tracer.current_or_next)
+        kernels = found.FoundKernels(self._agent, self._guard)
         try:
             self._attachment = attach(
                 (
@@ -78,6 +81,7 @@ class _Plugin:
                     Hook(steps.RUN_BATCH, "around", tracer.around_run_batch),
                     Hook(steps.PROCESS_RESULT, "after", tracer.after_result),
                     Hook(steps.FORWARD, "around", tracer.around_forward),
+                    Hook(found.FIND_SPEC, "after", kernels.after_find_spec),
                     Hook(window.START, "after", windows.after_start),
                     Hook(window.STOP, "around", windows.around_stop),
                     Hook(window.STAGED_START, "after", windows.after_staged_start),
@@ -115,10 +119,11 @@ class _Plugin:
         except Exception as error:
             _LOG.warning("megatrace: the ring was not closed: %s", reason(error))
 
-    def _ready(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        """AFTER ``Scheduler.__init__``: by now SGLang has applied every hook."""
+    def _ready(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        """AFTER ``Scheduler.__init__``: SGLang has applied every hook and made its streams."""
         try:
             self._attachment.verify()
+            step_signal().stream = _forward_stream(scheduler)
             self.tell("attached")
         except Exception as error:
             self._guard.fail(READY, error)
@@ -126,6 +131,12 @@ class _Plugin:
     def _failed(self, target: str, why: str) -> None:
         self._attachment.miss(target, why)
         self.tell("attached")
+
+
+def _forward_stream(scheduler: Any) -> int:
+    """Handle of the stream that forwards run on; 0 on a CPU."""
+    stream = scheduler.forward_stream if scheduler.enable_overlap else scheduler.schedule_stream
+    return int(getattr(stream, "cuda_stream", 0))
 
 
 def _version(name: str) -> str:

@@ -120,6 +120,22 @@ def test_a_session_that_is_gone_ends_nothing(
     assert "has ended" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("own", "asked"), [(0, 7), (5, 5)])
+def test_a_step_is_written_on_the_agents_stream_or_on_that_of_the_framework(
+    session: Session, monkeypatch: pytest.MonkeyPatch, own: int, asked: int
+) -> None:
+    monkeypatch.setattr(step_signal(), "stream", 7)
+    streams: list[int] = []
+    with start() as agent:
+        agent.stream = own
+        monkeypatch.setattr(
+            agent._memory, "write_step", lambda step, level, stream: streams.append(stream)
+        )
+        agent.on_step(1)
+        monkeypatch.undo()
+    assert streams == [asked]
+
+
 def test_steps_that_a_plugin_says_reach_the_kernel_on_its_stream(session: Session) -> None:
     with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
         write_control(ring, Control(level=LEVEL_TIMELINE, every_n=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = "sglang.srt.plugins"
 
 
-def _declare(folder: Path, name: str, entry_points: dict[str, str]) -> None:
+def declare(folder: Path, name: str, entry_points: dict[str, str]) -> None:
     """Make an installed distribution of ``name``, code elsewhere on the path."""
     info = folder / f"{name}-0.dist-info"
     info.mkdir()
@@ -31,12 +32,25 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """SGLang's Python, the checkout's own entry points, and tiny random checkpoints."""
     python, folder = sglang_python(), tmp_path_factory.mktemp("sglang")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    _declare(folder, "megatrace", project["entry-points"][PLUGINS])
-    _declare(folder, "megatrace_cpu_shim", {"megatrace_cpu_shim": "megatrace_cpu_shim:register"})
+    declare(folder, "megatrace", project["entry-points"][PLUGINS])
+    declare(folder, "megatrace_cpu_shim", {"megatrace_cpu_shim": "megatrace_cpu_shim:register"})
     models = folder / "models"
     subprocess.run([python, ENVIRONMENT / "make_models.py", models], check=True)
     path = (folder, ENVIRONMENT / "site", ROOT)
     return Environment(python, path, models / "target", models / "draft")
+
+
+@pytest.fixture(scope="session")
+def model(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The environment with a model whose tokens go to all experts.
+
+    SGLang's CPU class rounds more often than the kernel, and a random router turns a last bit
+    into another expert.
+    """
+    models = tmp_path_factory.mktemp("models")
+    words = [environment.python, ENVIRONMENT / "make_models.py", models, "--top-k", "16"]
+    subprocess.run(words, check=True)
+    return replace(environment, target=models / "target", draft=models / "draft")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_S, ANSWER_S, STOP_S = 150, 120, 40
+START_S, ANSWER_S, STOP_S = 300, 120, 40
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatrace.ring.session import Session
 from tests.agent.tool import build_tool, tool_variables
+from tests.collect.helpers import megatrace
 from tests.sglang.records import Run, read_session
 from tests.sglang.server import Environment, serving
 
 BLOCK = 4
 TOKENS = 9
 SIMULATED = "3"
+PROBLEMS = Path(__file__).parents[1] / "bench" / "word_problems.jsonl"
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class Seen:
     run: Run = field(default_factory=Run)
     alone: dict[str, Any] = field(default_factory=dict)
     ranges: list[str] = field(default_factory=list)
+    bench: dict[str, Any] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,11 @@ def seen(
     with serving(environment, log, draft=True, variables=variables) as server:
         seen.alone = server.generate("hello there", TOKENS, "alone")["meta_info"]
         server.generate(["one", "and two"], TOKENS, ["pair-0", "pair-1"])
+        url = f"http://127.0.0.1:{server.port}"
+        words = ("--shots", 1, "--limit", 2, "--max-tokens", 16, "--json")
+        done = megatrace("bench", "gsm8k", "--data", PROBLEMS, "--url", url, *words)
+        assert done.returncode == 0, done.stderr
+        seen.bench = json.loads(done.stdout)
     seen.ranges = ranges.read_text().splitlines()
     seen.run = read_session(session)
     return seen
@@ -106,3 +116,12 @@ def test_the_same_spans_are_nvtx_ranges(seen: Seen) -> None:
     assert pushed == Counter(f"push megatrace {s.event} {s.step}" for s in spans)
     assert seen.ranges.count("pop megatrace") == len(spans)
     assert seen.run.facts["scheduler"]["attach"]["nvtx"] == "on"
+
+
+def test_the_bench_counts_accept_lengths_as_the_server_does(seen: Seen) -> None:
+    bench = seen.bench
+    assert (bench["asked"], bench["tokens"]) == (2, 2 * 16)
+    # Of the first token too, which no verify gave: somewhat more than what is simulated.
+    assert float(SIMULATED) - 0.5 < bench["accept_length"] < float(SIMULATED) + 1
+    assert bench["tokens_per_s"] == 1e3 * bench["accept_length"] / bench["step_ms"]
+    assert bench["steps_an_event"] < 1.25

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ import pytest
 
 from megatrace.analysis.trace import Trace, decode
 from megatrace.capture.reader import open_capture
+from tests.sglang.answers import TIE, Answer, Parts, apart, ask, follow, ties
 from tests.sglang.server import Environment, Server, serving
-from tests.sglang_env.place import ENVIRONMENT
 
-TOKENS, BLOCK, LAYERS, TOP = 64, 4, 6, 8
+TOKENS, BLOCK, LAYERS = 64, 4, 6
 PROMPTS = (
     [70],
     [60, 61, 62, 63, 64],
@@ -34,9 +34,6 @@ PROMPTS = (
     [200 - 11 * i % 150 for i in range(40)],
     [33 + 5 * i % 250 for i in range(75)],
 )
-TIE = 0.05
-"""Natural logarithms between two tokens that the roundings of the two servers may exchange."""
-AFTER_A_TIE = 16
 APART = 0.1
 """The most that a likely token's logarithm may differ between them."""
 EVERY = 8
@@ -44,53 +41,17 @@ VARIABLES = {"MEGATRACE_SHIM_DFLASH": "1", "MEGATRACE_SHIM_GPU": "sm_90"}
 FLAG = "--enable-nvidia-megakernel"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Greedy tokens, and the logarithms of the likeliest at each place."""
-
-    tokens: list[int]
-    likely: list[dict[int, float]]
-
-    def gap(self, at: int, other: int) -> float:
-        """How much likelier the token taken was than ``other``."""
-        return self.likely[at][self.tokens[at]] - self.likely[at].get(other, -1e9)
-
-
 @dataclass(slots=True)
 class Seen:
     """What the server with the megakernel did."""
 
-    answers: list[list[tuple[int, Answer]]] = field(default_factory=list)
-    """A list a prompt: (place of its first token, what it said from there)."""
+    answers: list[Parts] = field(default_factory=list)
+    """Of each prompt."""
     sampled: list[int] = field(default_factory=list)
     pair: list[Any] = field(default_factory=list)
     log: str = ""
     exit_code: int = 0
     trace: Trace | None = None
-
-
-def ask(server: Server, prompt: list[int], tokens: int) -> Answer:
-    """Greedy decoding after a prompt of ids."""
-    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    body = {"input_ids": prompt, "return_logprob": True, "top_logprobs_num": TOP}
-    status, answer = server.post("/generate", {**body, "sampling_params": sampling})
-    assert status == 200, answer
-    likely = answer["meta_info"]["output_top_logprobs"]
-    return Answer(answer["output_ids"], [{t[1]: t[0] for t in place} for place in likely])
-
-
-def follow(server: Server, prompt: list[int], plain: Answer) -> list[tuple[int, Answer]]:
-    """Ask again from behind every token that differs from ``plain``, a little at a time."""
-    parts, done = [(0, ask(server, prompt, TOKENS))], 0
-    while True:
-        begin, part = parts[-1]
-        pairs = zip(part.tokens, plain.tokens[begin:], strict=False)
-        done = begin + next((i + 1 for i, (a, b) in enumerate(pairs) if a != b), len(part.tokens))
-        if done >= TOKENS:
-            return parts
-        assert len(parts) < 12, f"{prompt}: {[begin for begin, _ in parts]}"
-        more = min(AFTER_A_TIE, TOKENS - done)
-        parts.append((done, ask(server, [*prompt, *plain.tokens[:done]], more)))
 
 
 def descendants(pid: int) -> list[int]:
@@ -114,15 +75,6 @@ def killed_in_a_request(server: Server) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return server.process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def model(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The environment with a model whose tokens go to all experts."""
-    models = tmp_path_factory.mktemp("models")
-    words = [environment.python, ENVIRONMENT / "make_models.py", models, "--top-k", "16"]
-    subprocess.run(words, check=True)
-    return replace(environment, target=models / "target", draft=models / "draft")
 
 
 @pytest.fixture(scope="module")
@@ -178,32 +130,19 @@ def test_every_rank_says_that_the_megakernel_is_active(seen: Seen) -> None:
 
 
 def test_tokens_are_those_of_the_plain_server_but_for_ties(seen: Seen, plain: list[Answer]) -> None:
-    ties = []
-    for whole, parts in zip(plain, seen.answers, strict=True):
-        for begin, part in parts:
-            for i, token in enumerate(part.tokens):
-                if token != whole.tokens[begin + i]:
-                    tie = whole.gap(begin + i, token), part.gap(i, whole.tokens[begin + i])
-                    ties.append((begin + i, *tie))
-                    break
-    print("ties (place, gap of the plain server, gap here):", ties)
-    assert all(max(there, here) < TIE for _, there, here in ties), ties
-    assert len(ties) <= 12, ties
+    found = [t for w, parts in zip(plain, seen.answers, strict=True) for t in ties(w, parts)]
+    print("ties (place, gap of the plain server, gap here):", found)
+    assert all(max(there, here) < TIE for _, there, here in found), found
+    assert len(found) <= 12, found
 
 
 def test_likely_tokens_are_as_likely_as_in_the_plain_server(
     seen: Seen, plain: list[Answer]
 ) -> None:
-    apart = [
-        abs(whole.likely[begin + i][token] - part.likely[i].get(token, -1e9))
-        for whole, parts in zip(plain, seen.answers, strict=True)
-        for begin, part in parts
-        for i, token in enumerate(whole.tokens[begin : begin + len(part.tokens)])
-        if part.tokens[:i] == whole.tokens[begin : begin + i]
-    ]
-    assert len(apart) >= TOKENS * len(PROMPTS)
-    assert max(apart) < APART
-    assert pd.Series(apart).median() < APART / 10
+    gaps = [g for w, parts in zip(plain, seen.answers, strict=True) for g in apart(w, parts)]
+    assert len(gaps) >= TOKENS * len(PROMPTS)
+    assert max(gaps) < APART
+    assert pd.Series(gaps).median() < APART / 10
 
 
 def test_a_sampled_request_goes_through_the_servers_own_sampler(seen: Seen) -> None:
@@ -321,7 +260,8 @@ def refused(model: Environment, tmp_path_factory: pytest.TempPathFactory) -> Cal
         "covered": (VARIABLES, "", words),
         "no GPU": ({}, "", words),
         "other GPU": ({"MEGATRACE_SHIM_GPU": "sm_80"}, "", words),
-        "KV": (VARIABLES, "", [*words, "--kv-cache-dtype", "auto"]),
+        "default cache": (VARIABLES, "", [*words, "--kv-cache-dtype", "auto"]),
+        "fp8 cache": (VARIABLES, "", [*words, "--kv-cache-dtype", "fp8_e4m3"]),
         "several": (VARIABLES, "", [*words, "--tp-size", "2"]),
         "tree": (VARIABLES, "", [*words, "--speculative-algorithm", "NGRAM"]),
         "dense": (VARIABLES, "", [*words, "--model-path", str(dense)]),
@@ -349,7 +289,8 @@ def test_a_covered_server_is_accepted(refused: Callable[[str], str]) -> None:
     [
         ("no GPU", "no GPU is visible"),
         ("other GPU", "supports ['sm_103', 'sm_90'], not sm_80"),
-        ("KV", "kv_cache_dtype 'fp8_e4m3' is not one of ['bf16', 'bfloat16']"),
+        ("default cache", "keys and values in fp8_e4m3, this model's default where none is given"),
+        ("fp8 cache", "the kernel reads and writes bf16, --kv-cache-dtype bf16"),
         ("several", "several GPUs: the kernel's exchanges between ranks are emulated on one GPU"),
         ("tree", "NGRAM may verify a tree of tokens: only chains are covered"),
         ("dense", "layers [2] are dense (mlp_layer_types): every layer must be sparse"),

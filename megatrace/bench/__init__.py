@@ -1,0 +1,1 @@
+"""Measures a running server from outside, through its own HTTP interface."""

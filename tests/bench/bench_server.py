@@ -1,0 +1,374 @@
+"""The megakernel against SGLang's own forward, both inside one running server.
+
+    python -m tests.bench.bench_server [--model-path DIR --draft-path DIR] [--rounds 3] [--json]
+                                       [-- MORE SERVER ARGUMENTS]
+
+One server under ``megatrace record`` holds three graphs of every verify (a plugin of this bench
+captures each shape once a path, see site/megatrace_bench_switch.py): SGLang's own forward, the
+megakernel without a tracer, and with one. The same requests go through each in turn, there and
+back (ABBA), and the traced one is recorded in three ways that the control page asks for. Of each:
+
+    span      of the verify graph, first node to last, by events inside of the graph
+    step      wall time of a request over its steps, draft, sampling and scheduler included
+    tokens/s  of the wall
+
+as medians over the rounds with their range; how much faster than SGLang's own it is and what it
+costs over the untraced kernel, paired round by round; and the first visit of each against its
+second (A/A). Before that every path runs on the very inputs of the same verifies, and their
+logits are compared.
+
+A random draft is never right: ``--accept`` is the accept length that SGLang pretends. Without
+a GPU it serves a tiny model on the CPU, without graphs: that shows that it works, no figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from megatrace.errors import RingError
+from megatrace.jit.compilers import gpu_chip
+from megatrace.paths import SHARED_MEMORY
+from megatrace.ring.control import Control, read_control
+from megatrace.ring.file import RingFile
+from megatrace.ring.wishes import send_wish
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "02_record_sglang" / "run.py"
+SITE = Path(__file__).parent / "site"
+PATHS = ("sglang", "untraced", "traced")
+RUN, SPANS, COMPARE = range(3)
+SETTLE_S = 5.0
+PROMPT = "A megakernel runs a whole layer as one launch, and nobody sees what is inside of it."
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A path, and what the recorder is asked for while it runs."""
+
+    name: str
+    path: int
+    asks: dict[str, str] = field(default_factory=dict)
+
+    def granted(self, control: Control) -> bool:
+        """Whether the control page says so."""
+        if not self.asks:
+            return True
+        timeline = self.asks["level"] == "timeline"
+        if (control.level > 1) != timeline:
+            return False
+        return not timeline or (control.every_n == 1) == (self.asks["every"] == "1")
+
+
+COUNTERS = {"level": "counters"}
+VARIANTS = (
+    Variant("sglang", 0, COUNTERS),
+    Variant("untraced", 1, COUNTERS),
+    Variant("counters", 2, COUNTERS),
+    Variant("timeline", 2, {"level": "timeline", "every": "32"}),
+    Variant("every step", 2, {"level": "timeline", "every": "1"}),
+)
+OWN, UNTRACED = "sglang", "untraced"
+RATIOS = (
+    *("faster_span", "faster_step", "cost_span", "cost_step"),
+    *("a_over_a_span", "a_over_a_step"),
+)
+
+
+@dataclass
+class Visit:
+    """What one variant did once: medians of its verifies' spans, and its request's wall."""
+
+    span_us: float
+    step_us: float
+    tokens_per_s: float
+
+
+class Bench:
+    """A running server with the switch, and where its recorder listens."""
+
+    def __init__(self, port: int, post: Callable[..., bytes], scratch: Path, runtime: Path) -> None:
+        self._port, self._post, self._runtime = port, post, runtime
+        self._page = (scratch / "page").open("r+b", buffering=0)
+        self._seen = (scratch / "seen").open()
+
+    def switch(self, path: int, mode: int = RUN) -> None:
+        """Which path the next verify takes, and what is done beside it."""
+        self._page.seek(0)
+        self._page.write(bytes((path, mode)))
+
+    def seen(self) -> list[dict[str, Any]]:
+        """What the server's plugin has written since the last call."""
+        return [json.loads(line) for line in self._seen]
+
+    def ask(self, tokens: int) -> tuple[float, dict[str, Any]]:
+        """(seconds, meta_info) of one greedy request."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        begin = time.perf_counter()
+        answer = self._post(self._port, "/generate", {"text": PROMPT, "sampling_params": sampling})
+        dur_s = time.perf_counter() - begin
+        return dur_s, json.loads(answer)["meta_info"]
+
+    def wish(self, variant: Variant) -> None:
+        """Ask the recorder, and wait until the kernel's control page says so."""
+        (ring,) = self._runtime.glob("*/rank*.ring")
+        if not variant.asks or self._granted(ring, variant):
+            return
+        send_wish(ring.parent, variant.asks)
+        until = time.monotonic() + SETTLE_S
+        while not self._granted(ring, variant):
+            if time.monotonic() > until:
+                raise SystemExit(f"the recorder does not grant {variant.asks}")
+            time.sleep(0.02)
+
+    def visit(self, variant: Variant, tokens: int, warm: int) -> Visit:
+        """One request for the wall, one for the spans."""
+        self.wish(variant)
+        self.switch(variant.path)
+        self.ask(warm)
+        dur_s, meta = self.ask(tokens)
+        # The first token is the prefill's.
+        steps = meta.get("spec_verify_ct") or meta["completion_tokens"] - 1
+        self.seen()
+        self.switch(variant.path, SPANS)
+        self.ask(tokens)
+        self.switch(variant.path)
+        lines = [line for line in self.seen() if line["kind"] == "span"]
+        spans = [line["us"] for line in lines if line["path"] == PATHS[variant.path]]
+        if len(spans) < 3 or len(spans) < len(lines):
+            raise SystemExit(f"{variant.name}: {len(spans)} of {len(lines)} verifies were its own")
+        return Visit(
+            statistics.median(spans[1:]), 1e6 * dur_s / steps, meta["completion_tokens"] / dur_s
+        )
+
+    def compare(self, tokens: int) -> dict[str, Any]:
+        """Every path on the inputs of the same verifies."""
+        self.seen()
+        self.switch(0, COMPARE)
+        self.ask(tokens)
+        self.switch(0)
+        lines = [line for line in self.seen() if line["kind"] == "compare"]
+        return {path: _agreement([x for x in lines if x["path"] == path]) for path in PATHS[1:]}
+
+    @staticmethod
+    def _granted(ring: Path, variant: Variant) -> bool:
+        with contextlib.suppress(RingError), RingFile.attach(ring) as attached:
+            return variant.granted(read_control(attached))
+        return False
+
+
+def _agreement(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far one path's answers are from SGLang's own, over all compared verifies."""
+    if not lines:
+        raise SystemExit("no verify was compared")
+    taps = [line["taps_l2"] for line in lines if line["taps_l2"] is not None]
+    return {
+        "verifies": len(lines),
+        "rows": sum(line["rows"] for line in lines),
+        "same_token": sum(line["same_token"] for line in lines),
+        "logits_l2": spread([line["logits_l2"] for line in lines]),
+        "taps_l2": spread(taps) if taps else None,
+        "likely_apart": spread([line["likely_apart"] for line in lines]),
+        "finite": all(line["finite"] for line in lines),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def measure(bench: Bench, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All figures, anew after each of ``--rounds`` rounds."""
+    variants = options.variants
+    for variant in variants:
+        bench.visit(variant, options.tokens, options.warm)
+    answers = bench.compare(options.compare)
+    rounds: list[dict[str, tuple[Visit, Visit]]] = []
+    for number in range(options.rounds):
+        visits: dict[str, list[Visit]] = {v.name: [] for v in variants}
+        for variant in (*variants, *reversed(variants)):
+            visits[variant.name].append(bench.visit(variant, options.tokens, options.warm))
+        rounds.append({name: (pair[0], pair[1]) for name, pair in visits.items()})
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        yield {"rounds": len(rounds), "answers": answers, "figures": figures(rounds)}
+
+
+def figures(rounds: Sequence[dict[str, tuple[Visit, Visit]]]) -> dict[str, Any]:
+    """Of each variant: its medians, its ratios to the two it is held against, its A/A."""
+
+    def mean(visits: tuple[Visit, Visit], name: str) -> float:
+        return statistics.fmean(getattr(visit, name) for visit in visits)
+
+    result = {}
+    for variant in rounds[0]:
+        here: dict[str, Any] = {}
+        for name in ("span_us", "step_us", "tokens_per_s"):
+            here[name] = spread([mean(r[variant], name) for r in rounds])
+        for name in ("span", "step"):
+            us = f"{name}_us"
+            own, untraced, this = (
+                [mean(r[which], us) for r in rounds] for which in (OWN, UNTRACED, variant)
+            )
+            pairs = [[getattr(v, us) for v in r[variant]] for r in rounds]
+            here[f"faster_{name}"] = spread([a / b for a, b in zip(own, this, strict=True)])
+            here[f"cost_{name}"] = spread([a / b for a, b in zip(this, untraced, strict=True)])
+            here[f"a_over_a_{name}"] = spread([a / b for a, b in pairs])
+        result[variant] = here
+    return result
+
+
+def table(body: dict[str, Any]) -> str:
+    """The same for people."""
+
+    def text(value: dict[str, float], pattern: str) -> str:
+        low, high = pattern.format(value["low"]), pattern.format(value["high"])
+        return f"{pattern.format(value['median'])} ({low} to {high})"
+
+    about = body["about"]
+    graphs = ", ".join(about["graphs"]) or "none"
+    lines = [f"{about['device']}, span: {about['span']}; attention {about['attention']}"]
+    lines.append(f"graphs of the target: {graphs}")
+    lines.append(f"flashinfer {'there' if about['flashinfer'] else 'absent'}; {about['versions']}")
+    for path, a in body["answers"].items():
+        lines.append(
+            f"{path} against SGLang's own on {a['verifies']} verifies: {a['same_token']} of "
+            f"{a['rows']} tokens the same; relative L2 of logits {text(a['logits_l2'], '{:.1e}')}"
+            + (f", of taps {text(a['taps_l2'], '{:.1e}')}" if a["taps_l2"] else "")
+        )
+    lines.append("faster: SGLang's own over this; cost: this over the untraced kernel")
+    rows = [("", "span us", "step us", "tokens/s", *(w.replace("_", " ") for w in RATIOS))]
+    for name, f in body["figures"].items():
+        times = [text(f[k], "{:.0f}") for k in ("span_us", "step_us", "tokens_per_s")]
+        rows.append((name, *times, *(text(f[k], "{:.3f}") for k in RATIOS)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def served(
+    options: argparse.Namespace, example: ModuleType, scratch: Path, runtime: Path
+) -> Iterator[Bench]:
+    """The recorded server with the switch, ready; stopped in the end."""
+    place = example.Place.here(scratch)
+    example.declared(
+        scratch, "megatrace_bench", {"bench_switch": "megatrace_bench_switch:register"}
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["sglang.launch_server", "--port", str(port)]
+    words += [*example.models(options, place, scratch), *example.COMMON.split(), *place.words]
+    words += ["--max-running-requests", "1"]
+    if gpu_chip() is not None:
+        words += ["--cuda-graph-bs-decode", "1"]
+    record = [sys.executable, "-m", "megatrace", "record", "--force", "-o", str(options.capture)]
+    (scratch / "page").write_bytes(bytes(2))
+    (scratch / "seen").touch()
+    path = os.pathsep.join(map(str, [*place.path, SITE, os.environ.get("PYTHONPATH", "")]))
+    variables = {
+        **place.variables,
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "MEGATRACE_PYTHON": str(place.python),
+        "MEGATRACE_RUNTIME_DIR": str(runtime),
+        "MEGATRACE_BENCH_PAGE": str(scratch / "page"),
+        "MEGATRACE_BENCH_SEEN": str(scratch / "seen"),
+    }
+    if options.accept:
+        variables["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
+    with options.log.open("wb") as log:
+        process = subprocess.Popen(
+            [*record, "--", *words, *options.more],
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        begin = time.monotonic()
+        print(f"the server starts; it writes {options.log}", file=sys.stderr, flush=True)
+        example.wait_ready(port, process, options.log)
+        print(f"ready after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        yield Bench(port, example.post, scratch, runtime)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def arguments() -> argparse.Namespace:
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    on_gpu = gpu_chip() is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model-path", type=Path, help="a Muse Spark checkpoint")
+    parser.add_argument("--draft-path", type=Path, help="a DFlash draft for it")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=512 if on_gpu else 24, help="of a request")
+    parser.add_argument("--warm", type=int, default=64 if on_gpu else 4, help="before each visit")
+    parser.add_argument(
+        "--compare", type=int, default=128 if on_gpu else 16, help="tokens compared"
+    )
+    parser.add_argument(
+        "--accept", type=float, default=6.6 if on_gpu else 2, help="0: do not pretend"
+    )
+    names = ",".join(variant.name for variant in VARIANTS[2:])
+    parser.add_argument("--traced", default=names, help=f"which of {names} (every step: GB/s)")
+    parser.add_argument("--capture", type=Path, default=Path("bench_server.mtr"))
+    parser.add_argument("--log", type=Path, default=Path("bench_server.log"))
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("-o", "--out", type=Path, help="the JSON as a file too")
+    options = parser.parse_args(words[:split])
+    options.more = words[split + 1 :]
+    wanted = (OWN, UNTRACED, *options.traced.split(","))
+    options.variants = [variant for variant in VARIANTS if variant.name in wanted]
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    spec = importlib.util.spec_from_file_location("record_sglang", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    sys.modules["record_sglang"] = example
+    spec.loader.exec_module(example)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as rings,
+        served(options, example, Path(folder), Path(rings)) as bench,
+    ):
+        about = next(line for line in bench.seen() if line["kind"] == "about")
+        asked = {name: getattr(options, name) for name in ("tokens", "accept", "more")}
+        body: dict[str, Any] = {}
+        for measured in measure(bench, options):
+            body = {
+                "about": about,
+                **asked,
+                "variants": [asdict(v) for v in options.variants],
+                **measured,
+            }
+            if options.out:
+                # Time on a GPU may end before the last round.
+                options.out.write_text(json.dumps(body, indent=1))
+    print(json.dumps(body, indent=1) if options.json else table(body))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
