@@ -11,6 +11,7 @@
     │   └── RingError           a ring that cannot be made, read or trusted
     ├── RecordError             the recorder could not start or go on
     ├── ClockError              a time that cannot be stated with an error
+    ├── ServerError             a server that is away, or answers what it should not
     └── BuildError              a compiler refused, or there is none
 
 Every one carries a ``hint``: the next thing to try. Only ``megatrace.cli`` prints
@@ -30,6 +31,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     INCOMPLETE = 3
     """The data is incomplete and ``--strict`` was given."""
+    REGRESSED = 4
+    """``diff --fail-on`` found launches that got slower."""
     TOOL_FAILED = 125
     """``record`` itself failed, before or after its child."""
     NOT_EXECUTABLE = 126
@@ -86,6 +89,10 @@ class RecordError(MegatraceError):
 
 class ClockError(MegatraceError):
     """A time that cannot be stated with an error."""
+
+
+class ServerError(MegatraceError):
+    """A server that is away, falls silent, or answers what it should not."""
 
 
 class BuildError(MegatraceError):

@@ -26,9 +26,12 @@ _INTERRUPTED = 130
 VERBS: dict[str, str] = {
     "record": "Run a program and record its megakernels.",
     "live": "Watch a recording in the terminal, and steer it.",
-    "view": "Replay a capture in the terminal.",
+    "view": "Replay a capture in the terminal, or in Perfetto.",
     "report": "Tables of a capture: time, stalls, loss.",
+    "tables": "One table in full: stalls, prefetches, waits, critical path.",
+    "diff": "What got slower from one capture to another, and how surely.",
     "export": "Write a capture as a Perfetto trace, CSV or Parquet.",
+    "bench": "Measure a running server: tokens/s, accept length, accuracy.",
     "info": "What a capture holds: ranks, loss, sizes, environment.",
     "recover": "Rebuild the capture of a recorder that was killed.",
     "sessions": "List the recordings of this host; --prune removes dead ones.",

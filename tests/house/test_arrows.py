@@ -17,7 +17,8 @@ ARROWS = {
     **{room: BASE | MIDDLE for room in UPPER},
     "export": BASE | MIDDLE | {"analysis"},
     "tui": BASE | MIDDLE | {"analysis"},
-    "cli": BASE | MIDDLE | UPPER | {"export", "tui"},
+    "bench": set[str](),
+    "cli": BASE | MIDDLE | UPPER | {"export", "tui", "bench"},
     "muse": BASE | {"agent", "jit"},
     "sglang": BASE | {"agent", "jit", "muse"},
 }
@@ -31,6 +32,7 @@ ROOMS_OF = {
     "nvtx": {"agent"},
     "pandas": {"analysis", "export", "cli", "tui"},
     "perfetto": {"export"},
+    "plotly": {"export"},
     "pyarrow": {"capture", "analysis", "export"},
     "rich": {"cli", "tui"},
     "safetensors": {"muse"},
@@ -43,7 +45,7 @@ ROOMS_OF = {
 DISTRIBUTIONS = {"google": "protobuf"}
 """Import name -> name in pyproject.toml, where they differ."""
 
-OPTIONAL = {"safetensors", "sglang", "textual", "torch", "nvtx"}
+OPTIONAL = {"nvtx", "plotly", "safetensors", "sglang", "textual", "torch"}
 """Never imported with a module of a room that works without it."""
 
 NEEDED = {
