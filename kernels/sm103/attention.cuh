@@ -274,8 +274,7 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   constexpr uint32_t kWorkerWarps = kWorkers / 32;
   static_assert(sizeof(Routing) >= kWorkerWarps * kMergedFloats * 4, "a share each");
   static_assert(offsetof(Shared, routing) % 16 == 0, "vectors");
-  const uint32_t thread = ptx::opaque(threadIdx.x), lane = thread & 31;
-  const uint32_t warp = thread >> 5;
+  const uint32_t lane = ptx::lane_id(), warp = warp_id();
   const uint32_t items = p.shape.rows * p.shape.heads;
   const uint32_t begin = quotient(items * blockIdx.x, gridDim.x);
   const uint32_t end = quotient(items * blockIdx.x + items, gridDim.x);

@@ -135,21 +135,6 @@ MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d) {
   }
 }
 
-// Asks this block's share into the L2 cache, at most `budget` bytes of it; says what is left.
-MEGATRACE_DEVICE uint32_t prefetch_dense(const Dense& d, uint32_t budget) {
-  Slabs slabs(d);
-  Slab slab;
-#pragma unroll 1
-  while (slabs.next(slab)) {
-    const uint32_t bytes = min(slab.tiles * tile_bytes(d), budget / kTensorWarps & ~15u);
-    if (bytes == 0) return 0;
-    budget -= kTensorWarps * bytes;
-    if (ptx::lane_id() < slice_warps(d.k, slab.slice))
-      ptx::prefetch_l2(tile_address(d, slab, ptx::lane_id()), bytes);
-  }
-  return budget;
-}
-
 // -- tensor warps ----------------------------------------------------------------------
 
 // A warp's 128 columns of the input: lane (g, j) holds of row g (and g + 8) 16 columns of each

@@ -88,30 +88,9 @@ MEGATRACE_DEVICE bool needs_routing(const Params& p) {
 
 // -- the loader warp -------------------------------------------------------------------
 
-// A block's share of weights asked into the L2 cache while the memory would idle: at the start
-// of a launch, and while the router decides. The stream of experts leaves the cache first, so
-// they stay.
-template <class T>
-MEGATRACE_DEVICE void prefetch_router(T& t, const Params& p) {
-  if (p.l2_bytes == 0) return;
-  t.publish(ev::l2_prefetch{}, kRouter);
-  prefetch_dense(router(p), p.l2_bytes);
-  prefetch_dense(pre_proj(p), p.l2_bytes);
-}
-template <class T>
-MEGATRACE_DEVICE void prefetch_after_experts(T& t, const Params& p) {
-  if (p.l2_bytes == 0) return;
-  t.publish(ev::l2_prefetch{}, kPostProj);
-  const uint32_t left = prefetch_dense(post_proj(p), p.l2_bytes);
-  if (left == 0 || !runs(p, kQkv)) return;
-  t.publish(ev::l2_prefetch{}, kQkv);
-  prefetch_dense(qkv(p), left);
-}
-
 template <class Experts, class T>
 MEGATRACE_DEVICE void load_all_experts(T& t, Loader& loader, const Params& p, Shared& s) {
   loader.wait_for_launch_before(t);
-  prefetch_after_experts(t, p);
 #pragma unroll 1
   for (uint32_t down = 0; down < 2; ++down) {
     const ExpertMatrix m = expert_matrix(p, down != 0);
@@ -127,10 +106,6 @@ MEGATRACE_DEVICE void load_weights(T& t, const Params& p, Shared& s) {
     if (i == 2 && (runs(p, kExpertsUp) || runs(p, kExpertsDown)))
       load_all_experts<Experts>(t, loader, p, s);
     if (!runs(p, projection_of(p, i).phase)) continue;
-    if (i == 1) {
-      loader.wait_for_launch_before(t);
-      prefetch_router(t, p);
-    }
 #pragma unroll 1
     for (uint32_t part = first_part(i); part < 2; ++part)
       load_dense(t, loader, projection_part(p, i, part));

@@ -140,9 +140,9 @@ struct Params {
   const int32_t* tokens;      // [rows], for kEmbed
   const uint16_t* embedding;  // [vocabulary][H] bf16, for kEmbed
   uint32_t tap_stride;
-  uint32_t phases;    // one bit a phase: what this launch runs
-  uint32_t l2_bytes;  // of later weights that a block asks into the L2 cache while it routes
-  uint32_t early;     // 1: at least two launches of the step came before this one
+  uint32_t phases;  // one bit a phase: what this launch runs
+  uint32_t early;   // 1: at least two launches of the step came before this one
+  uint32_t unused;
 };
 
 // A slice of a projection's columns: 128 for each of eight tensor warps.

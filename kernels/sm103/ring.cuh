@@ -98,9 +98,10 @@ class Loader {
     }
     // Only now is it written down: the first stage of a phase is asked for before the phase can
     // begin, and its first touch says whether it came in time.
-    const bool any = ptx::ballot(room) != 0;
-    if (any && !begun_) t.publish(ev::early_weights{}, phase_);
-    begun_ |= any;
+    if (ptx::ballot(room) != 0 && !begun_) {
+      begun_ = true;
+      t.publish(ev::early_weights{}, phase_);
+    }
     return room;
   }
 

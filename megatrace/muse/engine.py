@@ -133,7 +133,6 @@ class Engine:
     max_rows: int
     device: str
     embedding: torch.Tensor | None = None
-    l2_bytes: int = 0
     stream: torch.Tensor = field(init=False)
     q: torch.Tensor = field(init=False)
     gate: torch.Tensor = field(init=False)
@@ -268,7 +267,6 @@ class Engine:
             p.tap_stride = self.taps[layer].stride(0)
         if layer in self.routes:
             p.routes = address_of(self.routes[layer])
-        p.l2_bytes = self.l2_bytes
         return p
 
     def _exchanges(self, p: Params, words: torch.Tensor) -> None:

@@ -107,7 +107,7 @@ class Params(ctypes.Structure):
         *_fields(_u32, "next_handoff_vectors layer"),
         *_fields(Exchange, "attn_reduce expert_reduce pre_gather post_gather"),
         *_fields(_pointer, "stream q gate tap routes context tokens embedding"),
-        *_fields(_u32, "tap_stride phases l2_bytes early"),
+        *_fields(_u32, "tap_stride phases early unused"),
     ]
 
 

@@ -100,7 +100,7 @@ class Setup:
     layers: int
 
     @classmethod
-    def make(cls, layers: int, rows: int, context: int, build: Build, l2_bytes: int) -> Setup:
+    def make(cls, layers: int, rows: int, context: int, build: Build) -> Setup:
         """Random weights of one rank, a random past of ``context`` keys."""
         model = replace(RELEASED, layers=RELEASED.layers[:layers])
         rank = model.shard(0, RANKS, shard_projections=True)
@@ -123,7 +123,6 @@ class Setup:
             rows,
             "cuda",
             embedding=embedding,
-            l2_bytes=l2_bytes,
         )
         engine.context.fill_(context)
         for rows_of in engine.peers.values():
@@ -145,7 +144,7 @@ class Setup:
 def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:
     """Figures of one number of rows."""
     build = Build.here(options.experts)
-    setup = Setup.make(options.layers, rows, options.context, build, options.l2_bytes)
+    setup = Setup.make(options.layers, rows, options.context, build)
     engine = setup.engine
     programs = {
         "fused": Timed(Program(engine.step(rows, "fused", embed=True), build)),
@@ -285,7 +284,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--experts", choices=("nvfp4", "bf16"), default="nvfp4")
-    parser.add_argument("--l2-bytes", type=int, default=0)
     parser.add_argument("--phases", action="store_true")
     parser.add_argument("--levels", action="store_true")
     parser.add_argument("-o", "--out", type=Path)

@@ -27,10 +27,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--form", choices=("fused", "twin"), default="fused")
-    parser.add_argument("--l2-bytes", type=int, default=0)
     options = parser.parse_args()
     build = Build(target="sm_90a", level="timeline")
-    setup = Setup.make(options.layers, options.rows, options.context, build, options.l2_bytes)
+    setup = Setup.make(options.layers, options.rows, options.context, build)
     engine = setup.engine
     agent = KernelAgent.start(
         MUSE,

@@ -24,8 +24,9 @@ EXPERTS = {"sm_90a": (1, "BitLayout"), "sm_103a": (2, "NativeLayout")}
 TILES = ("Li1E", "Li2E")
 """In the mangled names: steps of up to 8 rows, and of up to 16."""
 KNOWN_SPILL_BYTES = {
-    ("sm_103a", "timeline"): 40,
-    ("sm_90a", "timeline"): 160,
+    ("sm_103a", "off"): 8,
+    ("sm_103a", "counters"): 8,
+    ("sm_103a", "timeline"): 16,
 }
 """Stores and loads of an instance, once a launch; none is the goal, and holds elsewhere."""
 # Slow ones first, so that two compilers end at nearly the same time.
