@@ -13,6 +13,8 @@ from tests.host.cases import compiler
 
 DECLARATION = re.compile(r"^MEGATRACE_DEVICE (.+?)(\w+)\(((?:[^()]|\([^()]*\))*)\)", re.MULTILINE)
 HOST_ONLY = {"check_aligned", "load_matrices"}
+# Of the called tracer alone, which the host build does not have.
+DEVICE_ONLY = {"fetch_async_wait_all", "fetch_state_async", "mbar_try_at", "undefined"}
 PAIRS = [("ptx.cuh", "ptx_host.hpp"), ("ptx_math.cuh", "ptx_math_host.hpp")]
 
 
@@ -33,7 +35,9 @@ def test_the_host_half_has_every_function_of_the_device_half(
     device = functions((include_dir() / "megatrace" / device_name).read_text())
     host = functions((asset_dir() / "kernels" / "host" / host_name).read_text())
     assert len(device) > 15
-    assert {f for f in host if f[1] not in HOST_ONLY} == device
+    assert {f for f in host if f[1] not in HOST_ONLY} == {
+        f for f in device if f[1] not in DEVICE_ONLY
+    }
 
 
 def test_a_shared_variable_is_refused_with_the_way_out(tmp_path: Path) -> None:
