@@ -1,7 +1,7 @@
 // Hand-offs between blocks of one launch: the data is the flag. A word is kEmpty until its one
 // writer stores it; whoever needs it polls, past the L1 cache, until it is there. The launch
-// before empties the words, and a launch begins with its predecessor complete, so nobody can
-// see a word of an earlier launch. No atomics, no fences.
+// before empties the words, and nobody looks at one before that launch is complete, so nobody
+// can see a word of an earlier launch. No atomics, no fences.
 #pragma once
 
 #include "megatrace/sync.cuh"

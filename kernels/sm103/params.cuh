@@ -89,8 +89,8 @@ struct KvCache {
 // Words that one block writes and others poll: kEmpty until written, written once a launch.
 // All of a launch lie in one stretch, emptied by the launch before.
 struct Handoff {
-  uint32_t* attn_out;     // [max_splits][heads][rows][64] fp32, not divided by the sum
-  uint32_t* attn_sum;     // [max_splits][heads][rows][2] fp32: maximum (log2 domain), sum
+  uint32_t* attn_out;     // [max_splits][rows][heads][64] fp32, not divided by the sum
+  uint32_t* attn_sum;     // [max_splits][rows][heads][2] fp32: maximum (log2 domain), sum
   uint32_t* heads;        // [rows][heads * 64 / 2] bf16 pairs
   uint32_t* o_part;       // [slices of heads * 64][rows][H] fp32
   uint32_t* x;            // [rows][H / 2] bf16 pairs
@@ -111,7 +111,7 @@ struct Handoff {
   uint32_t* down_sums;   // [rows * top_k][h / 128], local pairs only
 };
 
-// Sends rows of bf16 pairs to every rank and receives theirs. in[r] is where rank r's row
+// Sends rows of bf16 pairs to every other rank and receives theirs. in[r] is where rank r's row
 // arrives here, out[r] where this rank's row arrives at rank r; both [rows][words a row].
 struct Exchange {
   const uint32_t* in[kMaxRanks];

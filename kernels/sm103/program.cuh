@@ -43,7 +43,9 @@ class Program {
   Chain& chain() { return chain_; }
 
  private:
-  void add(const Params& p, uint32_t blocks, const TraceParams& trace) {
+  void add(Params p, uint32_t blocks, const TraceParams& trace) {
+    // What `early` rests on: launches that fill the GPU.
+    if (blocks < megatrace::sm_count()) p.early = 0;
     const auto kernel =
         p.shape.rows > 8 ? layer<Tracing, 2, ExpertWeights> : layer<Tracing, 1, ExpertWeights>;
     chain_.add(kernel, dim3(blocks), kThreads, sizeof(Shared), p, traced<Tracing>(p, trace));

@@ -171,6 +171,8 @@ MEGATRACE_DEVICE void route(T& t, const Params& p, Shared& s) {
   auto span = t.span_if(chunks.any(), ev::route{});
   chunks.each([&](const Chunk& c) { bring_input(t, p, s, c); });
   chunks.each([&](const Chunk& c) { hand_over_input(t, p, s, c); });
+  // A block without experts comes to the sums with no other barrier.
+  if (warp_id() < kTensorWarps) tensor_sync();
 }
 
 // -- sum over a row's experts ----------------------------------------------------------
@@ -302,7 +304,6 @@ MEGATRACE_DEVICE void hand_over_sum(T& t, const Params& p, Shared& s, const Chun
 template <class T>
 MEGATRACE_DEVICE void expert_sum(T& t, const Params& p, Shared& s) {
   const RowChunks chunks(p, p.shape.expert_width);
-  routing(t, s);
   {
     auto span = t.span_if(chunks.any(), ev::expert_sum{});
     chunks.each([&](const Chunk& c) { bring_said(t, p, s, c); });

@@ -28,12 +28,6 @@ MEGATRACE_DEVICE void put(uint2* p, uint2 w) {
   ptx::store_relaxed(reinterpret_cast<uint64_t*>(p), uint64_t{w.y} << 32 | w.x);
 }
 
-// The words are made whether they are stored or not, so that only the store is conditional.
-MEGATRACE_DEVICE void put_if(bool store, uint2* p, uint2 w) {
-  w = make_uint2(ptx::opaque(w.x), ptx::opaque(w.y));
-  if (store) put(p, w);
-}
-
 MEGATRACE_DEVICE float4 values(const uint4& w) {
   return make_float4(__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z),
                      __uint_as_float(w.w));

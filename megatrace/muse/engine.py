@@ -29,6 +29,7 @@ from megatrace.muse.params import (
     layer_weights,
     make_shape,
 )
+from megatrace.muse.plan import WORK_BYTES, scratch_bytes
 
 MAX_QUOTIENT = 1 << 20
 """Heads of a step times blocks stay below: ``quotient`` of heads.cuh is exact up to here."""
@@ -154,6 +155,13 @@ class Engine:
                 f"{self.max_rows} rows of {self.rank.heads} query and {self.rank.kv_heads} kv "
                 f"heads on {self.blocks} blocks: the megakernel divides up to {MAX_QUOTIENT}"
             )
+        needed = scratch_bytes(self.model, self.max_rows, self.blocks)
+        if needed > WORK_BYTES:
+            raise UsageError(
+                f"{self.max_rows} rows of {self.model.hidden} columns on {self.blocks} blocks "
+                f"take {needed} bytes of a block's scratch memory, which has {WORK_BYTES}",
+                hint="fewer rows or more SMs",
+            )
         if len(self.layers) != len(self.caches) or not self.layers:
             raise UsageError(f"{len(self.layers)} layers with {len(self.caches)} caches")
         for i, cache in enumerate(self.caches):
@@ -270,7 +278,7 @@ class Engine:
         return p
 
     def _exchanges(self, p: Params, words: torch.Tensor) -> None:
-        """Loopback: this rank's rows go through the arena, the peers' stand in ``peers``."""
+        """Loopback: what is sent goes nowhere, the peers' rows stand in ``peers``."""
         _, at = handoff_offsets(self.shape(self.max_rows))
         counts = exchange_words(self.shape(self.max_rows))
         for name in _EXCHANGES:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
-from megatrace.muse.params import SLICE, slices
+from megatrace.muse.params import CHUNK, SLICE, slices
+
+WORK_BYTES = 72 * 1024
+"""A block's scratch memory: ``kWorkBytes``."""
+GATE_BYTES, INPUT_BYTES, SAID_BYTES = 1536, 512, 256
+"""What 128 columns of a row take of it at a gate, before the experts, and of each expert after."""
+REST_BYTES = 4096
+"""What the experts keep of it until all are done: ``Rests``."""
 
 ExpertKind = Literal["bf16", "nvfp4"]
 """How the weights of a layer's experts are stored."""
@@ -36,8 +43,17 @@ def share_owner(total: int, unit: int, blocks: int) -> int:
 
 
 def row_owner(rows: int, row: int, blocks: int) -> int:
-    """The block that does the row-wise phases of a row."""
+    """The block that chooses a row's experts."""
     return row * blocks // rows
+
+
+def scratch_bytes(model: MuseConfig, rows: int, blocks: int) -> int:
+    """Scratch memory that the row-wise phases of a block need for its share of ``rows`` rows."""
+    hidden, width = (
+        -(-rows * columns // CHUNK // blocks) for columns in (model.hidden, model.expert_width)
+    )
+    said = width * model.top_k * SAID_BYTES + REST_BYTES
+    return max(hidden * GATE_BYTES, width * INPUT_BYTES, said)
 
 
 @dataclass(frozen=True, slots=True)

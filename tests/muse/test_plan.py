@@ -159,3 +159,10 @@ def test_the_floor_of_a_step_is_the_sum_of_its_layers() -> None:
     ]
     assert step.total == sum(part.total for part in parts)
     assert step.experts == sum(part.experts for part in parts)
+
+
+@pytest.mark.parametrize(("blocks", "fits"), [(132, True), (22, True), (21, False), (4, False)])
+def test_a_grid_too_small_for_the_rows_of_a_step_shows_in_its_scratch_memory(
+    blocks: int, fits: bool
+) -> None:
+    assert (plan.scratch_bytes(RELEASED, 16, blocks) <= plan.WORK_BYTES) == fits

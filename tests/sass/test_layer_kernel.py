@@ -26,7 +26,7 @@ TILES = ("Li1E", "Li2E")
 KNOWN_SPILL_BYTES = {
     ("sm_103a", "off"): 8,
     ("sm_103a", "counters"): 8,
-    ("sm_103a", "timeline"): 16,
+    ("sm_103a", "timeline"): 36,
 }
 """Stores and loads of an instance, once a launch; none is the goal, and holds elsewhere."""
 # Slow ones first, so that two compilers end at nearly the same time.

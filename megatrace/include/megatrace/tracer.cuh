@@ -24,7 +24,8 @@
 //
 // A warp keeps its next line in registers: lane i holds word i, a full line leaves in one
 // posted 128-byte write to a ring in host memory (megatrace/schema/layout.py draws it). A line
-// takes no shared memory, no atomics, no fence.
+// takes no shared memory, no atomics, no fence. (A large kernel wants its records as calls, with
+// the line in shared memory: tracer_called.cuh.)
 //
 // What costs is not the records, which fall into time the warp idles, but every instruction
 // before a launch's first load and after its last: run once, none of them is in the

@@ -1,5 +1,6 @@
 // The tracer of a large kernel: what a call does is in the kernel once, as functions, and a warp's
-// state is in shared memory. tracer.cuh says when to want it; it is of the device build only.
+// state is in shared memory. A kernel asks for it by naming its warps: Tracer<L, D, Head::early, 12>.
+// It is of the device build only.
 //
 // A launch runs most of a large kernel once, and so out of no instruction cache: there an
 // instruction in line costs more than twenty in a function that some warp ran just before. A
@@ -197,8 +198,9 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
   }
 
   MEGATRACE_FUNCTION void ask() {
-    State& s = state();
+    State& s = begin_call();
     if (s.asked != 0) return;
+    ptx::syncwarp();
     s.asked = 1;
     if (ptx::lane_id() != 0 || s.p.control == nullptr || ring() >= s.p.warps) return;
     ptx::fetch_state_async(&s.control, s.p.control);
