@@ -149,8 +149,9 @@ STALL_CLASSES = Table(
 
 PREFETCH_TIMING = Table(
     "prefetch_timing",
-    "A prefetch and its first use: the first wait of that block for its edge and slot, in this "
-    "launch or a later one, before the next prefetch of the same. Verdicts: "
+    "A prefetch and its first use: the first wait of that block for its edge and slot that "
+    "belongs to it, in this launch or a later one. A warp uses prefetches of the same edge and "
+    "slot in the order in which they were issued. Verdicts: "
     + "; ".join(f"{k}: {v}" for k, v in VERDICTS.items())
     + ".",
     (

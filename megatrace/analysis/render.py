@@ -6,7 +6,14 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from megatrace.analysis.report import EventRow, HostStepRow, KernelRow, Report, StallRow
+from megatrace.analysis.report import (
+    EventRow,
+    HostStepRow,
+    KernelRow,
+    PrefetchRow,
+    Report,
+    StallRow,
+)
 
 WIDTH = 100
 TOP_EVENTS = 40
@@ -231,10 +238,11 @@ def _prefetches(report: Report) -> str:
     head = (
         "kernel", "edge", "count", "late", "median us", "p95 us", "early", "median <= us", unseen,
     )  # fmt: skip
+    host_build = "cpu" in report.device
     body = [
         (
-            row.kernel, row.edge, f"{row.count:,}", f"{row.late:,}", _number(row.late_median_us),
-            _number(row.late_p95_us), f"{row.early:,}", _number(row.early_at_most_median_us),
+            row.kernel, row.edge, f"{row.count:,}",
+            *(_NO_VERDICT if host_build else _verdict_cells(row)),
             f"{row.unseen:,}" if row.arrival_visible else "no arrival",
         )
         for row in rows
@@ -243,9 +251,21 @@ def _prefetches(report: Report) -> str:
         "late: the first use was blocked, for exactly so long",
         "early: the first use was not blocked; by how much lies in [0, first use - issue]",
     ]
+    if host_build:
+        legend = ["cpu: times of the host build get no verdict"]
     if not told:
         legend.append(f"{unseen}: waits that do not block left no word here")
     return "\n".join(["Prefetches, by their first use", table(head, body, left=2), *legend])
+
+
+_NO_VERDICT = ("cpu", "", "", "cpu", "")
+
+
+def _verdict_cells(row: PrefetchRow) -> tuple[str, str, str, str, str]:
+    return (
+        f"{row.late:,}", _number(row.late_median_us), _number(row.late_p95_us),
+        f"{row.early:,}", _number(row.early_at_most_median_us),
+    )  # fmt: skip
 
 
 def _hangs(report: Report) -> str:

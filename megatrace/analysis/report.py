@@ -225,7 +225,12 @@ class Report:
 
     def loss_sentence(self) -> str:
         """One line: what is missing, and how well that is known."""
-        return LossTable(self.loss, self.complete, self.host_records_lost or 0).sentence()
+        return self.loss_table.sentence()
+
+    @property
+    def loss_table(self) -> LossTable:
+        """The rows of ``loss`` with what is known of the whole."""
+        return LossTable(self.loss, self.complete, self.host_records_lost or 0)
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts and lists; NaN becomes None."""

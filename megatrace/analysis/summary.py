@@ -101,8 +101,8 @@ class RankSums:
     def _add_prefetches(self, records: Records, piece: Piece, rate: F8) -> None:
         rank = self.rank
         launches = rank.scan.launches
-        block = (launches.ring[piece.launches] // rank.warps).astype(np.intp)
-        found = slack(records, rank.lut, block, launches.clock[piece.launches])
+        ring = launches.ring[piece.launches].astype(np.intp)
+        found = slack(records, rank.lut, ring, rank.warps, launches.clock[piece.launches])
         if found is None:
             return
         launch = records.launch[found.row]

@@ -32,6 +32,7 @@ from megatrace.analysis.pick import (
     sound_launches,
     warp_columns,
 )
+from megatrace.analysis.prefetch import owners
 from megatrace.analysis.trace import Trace
 from megatrace.analysis.walls import walls_of
 from megatrace.schema import Kind
@@ -53,12 +54,7 @@ class Uses:
 
 
 def first_uses(trace: Trace) -> Uses:
-    """Each prefetch with the waits of its block for its edge and slot.
-
-    A warp uses what was prefetched in the order in which it was, each once: a use belongs
-    to the latest prefetch before its end that no later use of that warp belongs to. A warp
-    that waits more often than there are prefetches looks again at the latest.
-    """
+    """Each prefetch with the waits of its block for its edge and slot, as ``owners`` says."""
     records = trace.records
     issues = is_one_of(records["kind"], (Kind.PREFETCH,))
     edges = edges_ended_by(trace, Kind.PREFETCH)
@@ -79,7 +75,7 @@ def first_uses(trace: Trace) -> Uses:
     issued, before = rows[issue], np.cumsum(issue) - 1
     led = ~issue & (before >= 0)
     led[led] = key[led] == key[issue][before[led]]
-    owner = _owners(number_keys(key[led], warp[led]), before[led], key[led], key[issue])
+    owner = owners(number_keys(key[led], warp[led]), before[led], key[led], key[issue])
     mine = owner >= 0
     used, owner = rows[led][mine], owner[mine]
     use, longest = (np.full(len(issued), -1, np.intp) for _ in range(2))
@@ -93,27 +89,6 @@ def first_uses(trace: Trace) -> Uses:
 
 def _blocked(trace: Trace, rows: Rows) -> I8:
     found: I8 = np.maximum(trace.records["dur_ns"].to_numpy()[rows], 0)
-    return found
-
-
-def _owners(user: I8, before: I8, key: I8, key_of: I8) -> I8:
-    """Which prefetch each use belongs to, or -1.
-
-    ``user`` [u] numbers warp and key, in time within each; ``before`` [u] is the latest
-    prefetch before its end; ``key`` [u] and ``key_of`` [p] say which belong together.
-    """
-    if not len(user):
-        return before
-    prefetches = np.bincount(key_of, minlength=int(key.max()) + 1)
-    order = np.argsort(user, kind="stable")
-    nth = np.empty(len(user), np.int64)
-    uses = np.bincount(user)
-    nth[order] = np.arange(len(user)) - np.repeat(np.cumsum(uses) - uses, uses)
-    ahead = pd.Series((before - nth)[::-1]).groupby(user[::-1]).cummin().to_numpy()[::-1]
-    owner = ahead + nth
-    owner[(owner < 0) | (key_of[np.maximum(owner, 0)] != key)] = -1
-    again = uses[user] > prefetches[key]
-    found: I8 = np.where(again, before, owner)
     return found
 
 

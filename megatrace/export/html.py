@@ -12,7 +12,7 @@ from megatrace.analysis import Report, decode, summarise
 from megatrace.analysis.windows import Progress, windows
 from megatrace.capture.reader import Capture
 from megatrace.export import html_figures as figures
-from megatrace.export.about import clock_texts
+from megatrace.export.about import clock_texts, loss_text
 from megatrace.export.html_page import Fold, Note, Page, Section, to_html
 from megatrace.export.html_tables import PageTables, gather
 from megatrace.export.output import check_output, output_file
@@ -36,7 +36,8 @@ class HtmlResult:
     def sentence(self) -> str:
         """``7 plots of 12 launches, 4.9 MB; nothing lost``."""
         size = f"{self.size_bytes / 1e6:.1f} MB"
-        return f"{self.plots} plots of {self.launches:,} launches, {size}; {self.loss}"
+        plots = f"{self.plots} plot" + "s" * (self.plots != 1)
+        return f"{plots} of {self.launches:,} launches, {size}; {self.loss}"
 
 
 def export_html(
@@ -63,7 +64,7 @@ def export_html(
         plots=sum(bool(section.figures) for section in page.sections),
         launches=int(tables.launches["launches"].sum()),
         size_bytes=len(body),
-        loss=report.loss_sentence(),
+        loss=loss_text(report.loss_table),
     )
 
 

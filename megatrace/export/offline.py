@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from megatrace.errors import MegatraceError, UsageError
 from megatrace.export.viewer import viewer_address
@@ -119,7 +119,8 @@ class _Site:
         self._session = secrets.token_urlsafe(32)
         self._unused = True
         self._lock = threading.Lock()
-        self.trace = _TRACE + trace.name
+        # As a browser asks for it: a name may have spaces, or a #.
+        self.trace = _TRACE + quote(trace.name, safe="")
         self.files = {self.trace: _File(trace, _BYTES)}
         for path in folder.rglob("*"):
             if path.is_file() and path.suffix in _TYPES:

@@ -58,11 +58,11 @@ def check_output(path: Path, *, force: bool = False) -> None:
     if path.exists() and not force:
         raise _exists(path)
     if not path.parent.is_dir():
-        raise OutputError(f"no directory {path.parent}", hint="make it, or choose another -o")
+        raise OutputError(f"no directory {path.parent}", hint="make it, or choose another name")
 
 
 def _exists(path: Path) -> OutputError:
-    return OutputError(f"{path} exists", hint="choose another -o, or overwrite it with --force")
+    return OutputError(f"{path} exists", hint="choose another name, or overwrite it with --force")
 
 
 def _open(part: Path) -> BinaryIO:
@@ -73,7 +73,7 @@ def _open(part: Path) -> BinaryIO:
         return os.fdopen(os.open(part, flags, 0o600), "wb")
     except OSError as error:
         raise OutputError(
-            f"cannot write {part}: {error.strerror}", hint="choose another -o"
+            f"cannot write {part}: {error.strerror}", hint="choose another name"
         ) from error
 
 

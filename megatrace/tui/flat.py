@@ -196,8 +196,8 @@ class _RankPart:
         self._add_stalls(records, piece, rate)
         self._add_events(records, piece, rate)
         launches = rank.scan.launches
-        block = (launches.ring[piece.launches] // rank.warps).astype(np.intp)
-        found = slack(records, rank.lut, block, launches.clock[piece.launches])
+        ring = launches.ring[piece.launches].astype(np.intp)
+        found = slack(records, rank.lut, ring, rank.warps, launches.clock[piece.launches])
         if found is not None:
             launch = records.launch[found.row]
             own = piece.launches[launch].astype(np.intp)

@@ -12,6 +12,7 @@ from tests.build import MS, Build, Launch, Rec, write
 
 ROOT = Path(__file__).parents[2]
 MUSE = ROOT / "tests" / "muse" / "h200.mtr"
+BLOCKS = ROOT / "tests" / "muse" / "h200_blocks.mtr"
 STREAM = ROOT / "examples" / "01_trace_a_kernel" / "h200.mtr"
 GHZ = 2.0
 US = 2000

@@ -80,6 +80,19 @@ def test_a_slot_is_matched_with_its_latest_prefetch(captured: Opener) -> None:
     assert (row.count, row.late, row.early) == (2, 1, 1)
 
 
+def test_prefetches_issued_before_their_uses_are_used_in_the_order_they_were_issued(
+    captured: Opener,
+) -> None:
+    row = row_of(
+        captured,
+        [point("issue", US, 5), point("issue", 2 * US, 5)],
+        [stall("arrived", 4 * US, 3 * US, 5), stall("arrived", 9 * US, 0, 5)],
+    )
+    assert (row.count, row.late, row.early, row.unseen) == (2, 1, 1, 0)
+    assert row.late_median_us == pytest.approx(3.0, rel=1e-3)
+    assert row.early_at_most_median_us == pytest.approx(7.0, rel=1e-3)
+
+
 def test_other_blocks_do_not_use_this_blocks_prefetch(captured: Opener) -> None:
     build = Build(blocks=2, warps=1)
     for number in range(2):
@@ -88,6 +101,18 @@ def test_other_blocks_do_not_use_this_blocks_prefetch(captured: Opener) -> None:
         build.add(1, Launch(number, at, at + 9000, records=[stall("arrived", 2 * US, US, 5)]))
     (row,) = summarise(captured(build)).prefetches
     assert (row.late, row.unseen) == (0, 2)
+
+
+def test_the_host_build_gets_no_verdict(captured: Opener) -> None:
+    build = Build(warps=2, roles=("load", "math"), device=0)
+    bodies = ([point("issue", US, 5)], [stall("arrived", 2 * US, 3 * US, 5)])
+    for number in range(2):
+        at = MS * (number + 1)
+        for warp, body in enumerate(bodies):
+            build.add(warp, Launch(number, at, at + 90_000, records=body, step=number + 1))
+    text = to_text(summarise(captured(build)))
+    assert "cpu: times of the host build get no verdict" in text
+    assert "late: the first use" not in text
 
 
 def test_a_prefetch_into_l2_has_no_arrival(captured: Opener) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
-from megatrace.analysis import Trace, summarise, views
+from megatrace.analysis import summarise, views
 from megatrace.capture.reader import open_capture
 from megatrace.schema import Event, EventTable, Kind
-from tests.analysis.small import MUSE, STREAM, US, Records, build, real, trace_of
+from tests.analysis.small import BLOCKS, MUSE, STREAM, US, Records, build, real, trace_of
 from tests.build import Build, Rec, point, stall, write
 
 
@@ -133,18 +134,20 @@ def test_every_prefetch_of_the_megakernel_is_used_once_by_the_warp_it_was_for() 
     assert frame.loc[frame["verdict"] == "late", "late_ns"].sum() == waits["dur_ns"].sum()
 
 
-def test_the_lates_of_the_report_are_the_lates_of_the_table() -> None:
-    for path in (MUSE, STREAM):
-        with open_capture(path) as capture:
-            (row,) = summarise(capture).prefetches
-        late = late_rows(real(path))
-        assert row.late == len(late)
-        assert abs(row.late_total_us - late["late_ns"].sum() / 1e3) < 1e-3 * row.late
-
-
-def late_rows(trace: Trace) -> pd.DataFrame:
-    frame = views.prefetch_timing(trace)
-    return frame[frame["verdict"] == "late"]
+@pytest.mark.parametrize("path", [MUSE, STREAM, BLOCKS], ids=lambda path: path.stem)
+def test_the_prefetches_of_the_report_are_those_of_the_table(path: Path) -> None:
+    with open_capture(path) as capture:
+        rows = summarise(capture).prefetches
+    frame = views.prefetch_timing(real(path))
+    assert sum(row.count for row in rows) == len(frame)
+    for row in rows:
+        mine = frame[(frame["kernel"] == row.kernel) & (frame["edge"] == row.edge)]
+        late, early = (mine[mine["verdict"] == verdict] for verdict in ("late", "early"))
+        assert (row.late, row.early) == (len(late), len(early))
+        assert abs(row.late_total_us - late["late_ns"].sum() / 1e3) <= 1e-3 * row.late
+        if row.early:
+            at_most_us = early["early_at_most_ns"].median() / 1e3
+            assert row.early_at_most_median_us == pytest.approx(at_most_us, rel=1e-3)
 
 
 def test_ranks_are_not_mixed(tmp_path: Path) -> None:

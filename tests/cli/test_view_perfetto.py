@@ -129,6 +129,19 @@ def test_the_link_leads_to_the_viewer_with_the_trace_and_its_commands(served: Se
     assert b"Perfetto UI" in body
 
 
+def test_a_name_with_spaces_and_signs_is_served_as_a_browser_asks_for_it(tmp_path: Path) -> None:
+    odd = tmp_path / "a b é#?%.mtr"
+    odd.symlink_to(CAPTURE)
+    with serving(tmp_path, capture=odd) as one:
+        place = urllib.parse.urlsplit(one.open().headers["Location"])
+        query = urllib.parse.parse_qs(place.fragment.partition("?")[2])
+        trace = urllib.parse.urlsplit(query["url"][0])
+        assert (trace.query, trace.fragment) == ("", "")
+        answer, body = one.ask(trace.path)
+        assert answer.status == 200
+        assert body.startswith(b"\x1f\x8b")
+
+
 def test_the_trace_that_is_served_is_one_step(opened: Serving, tmp_path: Path) -> None:
     _, body = opened.ask("/trace/h200.pftrace.gz")
     path = tmp_path / "served.pftrace.gz"

@@ -2,9 +2,9 @@
 
 INCLUDE PERFETTO MODULE megatrace.layer_times;
 
--- A prefetch and its first use: the first wait of that block for its edge and slot, in this
--- launch or a later one, before the next prefetch of the same. The same as the table
--- `prefetch_timing` of the capture.
+-- A prefetch and its first use: the first wait of that block for its edge and slot that belongs
+-- to it, in this launch or a later one. A warp uses prefetches of the same edge and slot in the
+-- order in which they were issued. The same as the table `prefetch_timing` of the capture.
 CREATE OR REPLACE PERFETTO VIEW megatrace_prefetch (
   -- The prefetch.
   id JOINID(slice.id),
