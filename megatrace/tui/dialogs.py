@@ -117,6 +117,7 @@ Asking changes what the recorder does, for every viewer and for its file.
 _CAPTURE = """\
   [  ]         step before, next step; all steps before the first
   space        play, step by step
+  + - 0  n     warps in time: zoom in, out, all of it; next stall
 """
 _WORDS = """
 Columns

@@ -18,6 +18,7 @@ from textual.worker import get_current_worker
 
 from megatrace.errors import MegatraceError
 from megatrace.schema import CAUSES
+from megatrace.tui.dialogs import Help, help_text
 from megatrace.tui.lanes import F8, Lane, Lanes, covered
 from megatrace.tui.lines import Lines, line
 from megatrace.tui.numbers import clock_text, number
@@ -212,6 +213,7 @@ class TimelineScreen(Screen[None]):
         Binding("escape,backspace", "app.pop_screen", "Back", key_display="esc"),
         Binding("left_square_bracket", "step(-1)", "Step", key_display="[ ]"),
         Binding("right_square_bracket", "step(1)", "Next step", show=False),
+        Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "app.quit", "Quit"),
     ]
 
@@ -238,6 +240,10 @@ class TimelineScreen(Screen[None]):
         """Decode the launch: in a thread, a long one takes a while."""
         self.query_one(LaneView).focus()
         self._load()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.app.push_screen(Help(help_text(live=False)))
 
     def _load(self) -> None:
         self.query_one("#lanes-title", Static).update(" reading ...")
