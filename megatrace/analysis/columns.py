@@ -57,15 +57,15 @@ def _category(values: Any) -> pd.Categorical:
     return pd.Categorical(np.asarray(values, object))
 
 
-WEIGHTS, INPUT, PEER, SPACE = "weights", "input", "peer", "space"
-BEFORE_START, RUNNING, TAIL, UNKNOWN = "before_start", "running", "tail", "unknown"
+DATA, INPUT, PEER, SPACE = "data", "input", "peer", "space"
+BEFORE_START, NOT_WAITING, TAIL, UNKNOWN = "before_start", "not_waiting", "tail", "unknown"
 CLASSES: dict[str, str] = {
-    WEIGHTS: "waits for bytes that it asked for (cause data)",
+    DATA: "waits for bytes that it asked for: weights",
     INPUT: "waits for a result of another block of this GPU (cause input)",
     PEER: "waits for another GPU (cause peer)",
     SPACE: "waits for a free stage: its consumer is behind (cause space)",
     BEFORE_START: "the launch has begun on another warp, this one has not",
-    RUNNING: "not waiting, as far as its records say",
+    NOT_WAITING: "waits for nothing, as far as its records say",
     TAIL: "it has ended, the launch has not",
     UNKNOWN: "records of this launch were lost, cut or cannot be placed",
 }

@@ -152,7 +152,7 @@ def _blocks(comparison: Comparison) -> str:
 def _interval(row: Change) -> str:
     if math.isnan(row.low):
         return ""
-    return f"{_percent(row.low)} to {_percent(row.high)}"
+    return f"{100 * row.low:+.1f} to {_percent(row.high)}"
 
 
 def _percent(share: float) -> str:

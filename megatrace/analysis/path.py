@@ -10,7 +10,7 @@ import pandas as pd
 from megatrace.analysis.columns import (
     BEFORE_START,
     CRITICAL_PATH,
-    RUNNING,
+    NOT_WAITING,
     UNKNOWN,
     WAIT_FOR_LAUNCH,
 )
@@ -182,8 +182,8 @@ class _Walk:
             self.rows[-1] = replace(self.rows[-1], why=LAUNCH_ORDER)
 
     def _ran(self, warp: int, begin: int, end: int) -> None:
-        """Rows of what a warp did while it did not wait: the innermost span, or running."""
-        spans, idle = self.facts.spans, RUNNING if self.facts.sound[warp] else UNKNOWN
+        """Rows of what a warp did while it did not wait: the innermost span, or nothing known."""
+        spans, idle = self.facts.spans, NOT_WAITING if self.facts.sound[warp] else UNKNOWN
         first, past = np.searchsorted(spans.launch, (warp, warp + 1))
         mine = np.arange(first, past)
         mine = mine[(spans.begin_ns[mine] < end) & (spans.end_ns[mine] > begin)]

@@ -10,14 +10,14 @@ import pandas as pd
 from megatrace.analysis.columns import (
     BEFORE_START,
     CLASSES,
+    DATA,
     INPUT,
+    NOT_WAITING,
     PEER,
-    RUNNING,
     SPACE,
     STALL_CLASSES,
     TAIL,
     UNKNOWN,
-    WEIGHTS,
 )
 from megatrace.analysis.lines import HANG, I8, Mask, Rows
 from megatrace.analysis.pick import (
@@ -34,12 +34,14 @@ from megatrace.schema import CORE, Cause, Kind
 
 NAMES: tuple[str, ...] = tuple(CLASSES)
 CLASS_OF_CAUSE: dict[str, int] = {
-    Cause.DATA: NAMES.index(WEIGHTS),
+    Cause.DATA: NAMES.index(DATA),
     Cause.INPUT: NAMES.index(INPUT),
     Cause.PEER: NAMES.index(PEER),
     Cause.SPACE: NAMES.index(SPACE),
 }
-_BEFORE, _RUNNING, _TAIL, _UNKNOWN = map(NAMES.index, (BEFORE_START, RUNNING, TAIL, UNKNOWN))
+_BEFORE, _NOT_WAITING, _TAIL, _UNKNOWN = map(
+    NAMES.index, (BEFORE_START, NOT_WAITING, TAIL, UNKNOWN)
+)
 _HANG = next(event.name for event in CORE if event.id == HANG)
 
 
@@ -140,7 +142,7 @@ def class_times(trace: Trace) -> tuple[I8, I8]:
     times = _waited(trace, own_end, inside)
     sound = sound_launches(trace)
     rest = inside - times.sum(axis=1)
-    times[:, _RUNNING] += np.where(sound, rest, 0)
+    times[:, _NOT_WAITING] += np.where(sound, rest, 0)
     times[:, _UNKNOWN] += np.where(sound, 0, rest)
     times[:, _BEFORE] = own_begin - wall_begin
     times[:, _TAIL] = wall_end - own_end

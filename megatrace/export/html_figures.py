@@ -21,13 +21,13 @@ from megatrace.export.html_tables import BINS_NS, CLASSES, WAITS, PageTables
 Json = dict[str, Any]
 
 CLASS_NAMES = {
-    "weights": "weights",
+    "data": "data",
     "input": "input of another block",
     "peer": "peer GPU",
     "space": "free stage",
     "tail": "tail",
     "before_start": "before start",
-    "running": "not waiting",
+    "not_waiting": "not waiting",
     "unknown": "unknown",
 }
 _CLASS_COLOURS = dict(zip(CLASSES, CLASSES, strict=True)) | {"before_start": "before"}

@@ -13,8 +13,8 @@ from megatrace.analysis import Trace, views
 from megatrace.analysis import columns as c
 from megatrace.analysis.measured import whole_launches
 
-WAITS = (c.WEIGHTS, c.INPUT, c.PEER, c.SPACE)
-CLASSES = (*WAITS, c.BEFORE_START, c.TAIL, c.UNKNOWN, c.RUNNING)
+WAITS = (c.DATA, c.INPUT, c.PEER, c.SPACE)
+CLASSES = (*WAITS, c.BEFORE_START, c.TAIL, c.UNKNOWN, c.NOT_WAITING)
 """In the order of a bar's pieces: what is waited for, then the rest."""
 BINS_NS: NDArray[np.float64] = 10.0 ** (np.arange(10, 91) / 10)
 """Edges of the histograms: ten a decade, from 10 ns to 1 s."""

@@ -81,11 +81,11 @@ def test_a_slower_layer_is_blamed_on_the_class_and_role_that_waits_longer(
     base: Side, slow: Side
 ) -> None:
     found = compare(base, slow)
-    row = cause(found, 1, "math", "weights")
+    row = cause(found, 1, "math", "data")
     assert row.verdict == "slower"
     assert row.low_us < 3.0 < row.high_us
-    assert cause(found, 1, "math", "running").verdict == "same"
-    assert cause(found, 0, "math", "weights").verdict == "same"
+    assert cause(found, 1, "math", "not_waiting").verdict == "same"
+    assert cause(found, 0, "math", "data").verdict == "same"
 
 
 def test_what_got_faster_is_called_so(base: Side, slow: Side) -> None:

@@ -40,7 +40,7 @@ def abuts(frame: pd.DataFrame) -> None:
 
 def test_a_warp_that_waits_for_nobody_is_the_path(tmp_path: Path) -> None:
     found = path(tmp_path, {}, warps=2, lasts_us={0: 50, 1: 40})
-    assert found == [(0, 50, "running", "")]
+    assert found == [(0, 50, "not_waiting", "")]
 
 
 def test_the_path_goes_through_the_publish_that_ended_a_wait(tmp_path: Path) -> None:
@@ -50,19 +50,19 @@ def test_the_path_goes_through_the_publish_that_ended_a_wait(tmp_path: Path) -> 
     }
     found = path(tmp_path, body, blocks=2, lasts_us={0: 40, 1: 50})
     assert found == [
-        (0, 5, "running", ""),
+        (0, 5, "not_waiting", ""),
         (0, 23, "tile", ""),
-        (0, 2, "running", ""),
+        (0, 2, "not_waiting", ""),
         (1, 1, "input", "sums"),
         (1, 14, "phase", ""),
-        (1, 5, "running", ""),
+        (1, 5, "not_waiting", ""),
     ]
 
 
 def test_a_wait_whose_publisher_was_not_recorded_stays_on_its_warp(tmp_path: Path) -> None:
     body = {0: [stall("input", 10 * US, 20 * US, 7)]}
     assert path(tmp_path, body) == [
-        (0, 10, "running", ""), (0, 20, "input", ""), (0, 20, "running", ""),
+        (0, 10, "not_waiting", ""), (0, 20, "input", ""), (0, 20, "not_waiting", ""),
     ]  # fmt: skip
 
 
@@ -72,11 +72,11 @@ def test_a_late_prefetch_leads_to_the_warp_that_asked_for_it(tmp_path: Path) -> 
         1: [stall("arrived", 5 * US, 20 * US, 3)],
     }
     assert path(tmp_path, body, warps=2, lasts_us={0: 20, 1: 50}) == [
-        (0, 2, "running", ""),
+        (0, 2, "not_waiting", ""),
         (0, 10, "space", ""),
-        (0, 3, "running", ""),
-        (1, 10, "weights", "weights"),
-        (1, 25, "running", ""),
+        (0, 3, "not_waiting", ""),
+        (1, 10, "data", "weights"),
+        (1, 25, "not_waiting", ""),
     ]
 
 
@@ -108,11 +108,11 @@ def test_a_step_goes_from_launch_to_launch(tmp_path: Path) -> None:
     found = path(tmp_path, {}, {1: [stall("full", US, 4 * US)]}, step=True, warps=2,
                  lasts_us={0: 30, 1: 50})  # fmt: skip
     assert found == [
-        (1, 50, "running", ""),
+        (1, 50, "not_waiting", ""),
         (1, 50, "launch gap", "launch order"),
-        (1, 1, "running", ""),
-        (1, 4, "weights", ""),
-        (1, 45, "running", ""),
+        (1, 1, "not_waiting", ""),
+        (1, 4, "data", ""),
+        (1, 45, "not_waiting", ""),
     ]
 
 
@@ -127,9 +127,9 @@ def test_what_a_dependent_launch_does_early_hides_behind_the_one_before(tmp_path
     abuts(frame)
     rows = list(zip(frame["launch_no"], frame["dur_ns"], frame["what"], frame["why"], strict=True))
     assert rows == [
-        (0, 50_000, "running", ""),
+        (0, 50_000, "not_waiting", ""),
         (1, 2_000, "space", "launch order"),
-        (1, 38_000, "running", ""),
+        (1, 38_000, "not_waiting", ""),
     ]
 
 

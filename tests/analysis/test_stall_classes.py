@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrace.analysis import Trace, decode, views
-from megatrace.analysis.columns import INPUT, PEER, SPACE, WEIGHTS
+from megatrace.analysis.columns import DATA, INPUT, PEER, SPACE
 from megatrace.capture.reader import open_capture
 from tests.analysis.launch_strategy import launches as launches_of
 from tests.analysis.small import MUSE, ROOT, STREAM, US, build, real, trace_of
@@ -43,13 +43,13 @@ def test_stalls_of_each_cause_are_classes_of_their_own(tmp_path: Path) -> None:
     ]
     found = classes(trace_of(tmp_path, build({0: stalls})))
     assert found == {
-        "weights": 5_000, "space": 4_000, "input": 5_000, "peer": 6_000, "running": 30_000,
+        "data": 5_000, "space": 4_000, "input": 5_000, "peer": 6_000, "not_waiting": 30_000,
     }  # fmt: skip
 
 
 def test_a_wait_that_did_not_block_is_running(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, build({0: [stall("arrived", US, 0, 1)]}))
-    assert classes(trace) == {"running": 50_000}
+    assert classes(trace) == {"not_waiting": 50_000}
 
 
 def test_before_its_start_and_after_its_end_a_warp_waits_for_the_launch(tmp_path: Path) -> None:
@@ -59,15 +59,15 @@ def test_before_its_start_and_after_its_end_a_warp_waits_for_the_launch(tmp_path
         made.add(0, Launch(number, at, at + 60_000))
         made.add(1, Launch(number, at + 2_000, at + 50_000))
     trace = trace_of(tmp_path, made)
-    assert classes(trace, launch_no=1, warp=0) == {"running": 60_000}
+    assert classes(trace, launch_no=1, warp=0) == {"not_waiting": 60_000}
     late = classes(trace, launch_no=1, warp=1)
-    assert late == {"before_start": 2_000, "running": 48_000, "tail": 10_000}
+    assert late == {"before_start": 2_000, "not_waiting": 48_000, "tail": 10_000}
 
 
 def test_the_share_is_of_the_launch(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, build({0: [stall("full", US, 5 * US)]}))
     frame = views.stall_classes(trace).set_index("class")
-    assert frame.loc["weights", "share"] == pytest.approx(0.1)
+    assert frame.loc["data", "share"] == pytest.approx(0.1)
     assert frame["share"].sum() == pytest.approx(1.0)
 
 
@@ -77,8 +77,8 @@ def test_where_lines_are_lost_what_is_not_a_known_stall_is_unknown(tmp_path: Pat
     made.lose(0, 3)
     trace = trace_of(tmp_path, made)
     assert trace.loss.any
-    assert classes(trace, warp=0) == {"weights": 4_000, "unknown": 46_000}
-    assert classes(trace, warp=1) == {"running": 50_000}
+    assert classes(trace, warp=0) == {"data": 4_000, "unknown": 46_000}
+    assert classes(trace, warp=1) == {"not_waiting": 50_000}
 
 
 def test_a_warp_that_was_cut_off_is_unknown_to_the_launchs_end(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def add_up(trace: Trace) -> None:
 
 # -- against the counters that the kernel keeps itself ---------------------------------------
 
-CLASS_OF_SLOT = [WEIGHTS, SPACE, INPUT, PEER]
+CLASS_OF_SLOT = [DATA, SPACE, INPUT, PEER]
 """In the order of the counters."""
 
 
@@ -205,4 +205,4 @@ def test_a_capture_of_the_host_build_says_so(counted: tuple[Path, np.ndarray]) -
 
 def test_spans_do_not_matter_to_classes(tmp_path: Path) -> None:
     body = [*span("phase", US, 40 * US), *span("tile", 2 * US, 9 * US), stall("full", 3 * US, US)]
-    assert classes(trace_of(tmp_path, build({0: body}))) == {"weights": 1_000, "running": 49_000}
+    assert classes(trace_of(tmp_path, build({0: body}))) == {"data": 1_000, "not_waiting": 49_000}

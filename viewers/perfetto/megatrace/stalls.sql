@@ -31,9 +31,9 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_stalls (
   warp LONG,
   -- Role of the warp.
   role STRING,
-  -- `weights`: waits for bytes that it asked for. `input`: for a result of another block of
+  -- `data`: waits for bytes that it asked for. `input`: for a result of another block of
   -- this GPU. `peer`: for another GPU. `space`: for a free stage. `before_start`: the launch
-  -- has begun on another warp, this one has not. `running`: not waiting, as far as its
+  -- has begun on another warp, this one has not. `not_waiting`: for nothing, as far as its
   -- records say. `tail`: it has ended, the launch has not. `unknown`: records were lost.
   class STRING,
   -- Time of that class, in ns.
@@ -58,8 +58,8 @@ WITH
     WHERE
       slice.category = 'warp'
       AND args.key IN (
-        'debug.weights_ns', 'debug.input_ns', 'debug.peer_ns', 'debug.space_ns',
-        'debug.before_start_ns', 'debug.running_ns', 'debug.tail_ns', 'debug.unknown_ns'
+        'debug.data_ns', 'debug.input_ns', 'debug.peer_ns', 'debug.space_ns',
+        'debug.before_start_ns', 'debug.not_waiting_ns', 'debug.tail_ns', 'debug.unknown_ns'
       )
   )
 SELECT
