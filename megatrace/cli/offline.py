@@ -66,7 +66,8 @@ def view_offline(file: Path, how: Offline) -> bool:
 @contextmanager
 def _interrupted_alike() -> Iterator[None]:
     """Let whatever ends the program do so as ctrl-C does, so that nothing is left behind."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
+    # Ctrl-C too: a shell starts what it puts in the background with it ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
