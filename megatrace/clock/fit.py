@@ -66,6 +66,11 @@ def fit_rank(
     parts = _by_sm(samples, quantum)
     good = [part for part in parts if len(part.points) >= MIN_POINTS and part.doubt <= MAX_DOUBT]
     sms = {int(part.samples.sm[0]): _fit_sm(part, quantum, reach_cycles) for part in good}
+    lead = max(good, key=lambda part: len(part.points), default=None)
+    if lead is not None and _restless(lead.points, quantum):
+        for part in parts:
+            if len(part.points) < len(lead.points):
+                sms[int(part.samples.sm[0])] = _following(lead, sms, part, quantum, reach_cycles)
     poor = [part for part in parts if int(part.samples.sm[0]) not in sms]
     if poor:
         rate, doubt = _rate_of_rank(sms, poor, rank)
@@ -96,8 +101,7 @@ def _by_sm(samples: ClockSamples, quantum: int) -> list[_Sm]:
 def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
     whole = _model(part, part.points, quantum)
     launches = np.unique(part.points.launch)
-    lines = _lines(part.points, quantum)
-    restless = max((line.restless for line in lines), default=0.0)
+    restless = _restless(part.points, quantum)
     stated = _outside(whole, part.samples, quantum)
     if restless:
         # A launch may run at its neighbours' rates for half of it and make up for it after.
@@ -110,6 +114,46 @@ def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
         whole = replace(whole, held_out=True)
     reach = part.doubt * float(whole.rate.max()) * reach_cycles
     return replace(whole, error_ns=stated + quantum + reach)
+
+
+def _restless(points: Points, quantum: int) -> float:
+    """By how much (ns a cycle) the rate changes from launch to launch; 0: lines hold."""
+    return max((line.restless for line in _lines(points, quantum)), default=0.0)
+
+
+def _following(
+    lead: _Sm, sms: dict[int, SmClock], part: _Sm, quantum: int, reach_cycles: int
+) -> SmClock:
+    """The clock of an SM that ran fewer launches than ``lead``, whose rates it takes.
+
+    All SMs of a GPU change their clock together, and this one was not there to see each change.
+    What they do not share is where they count from: that is its own at each of its launches.
+    """
+    model = sms[int(lead.samples.sm[0])]
+    rate = np.append(model.rate, model.rate[-1:])
+    points = part.points
+    ns = points.y + (points.base_ns - model.base_ns)
+    at = np.clip(np.searchsorted(model.offset_ns, ns, side="right") - 1, 0, len(model.rate) - 1)
+    led = model.knots[at] - model.knots[0] + (ns - model.offset_ns[at]) / rate[at]
+    ahead = points.x + (points.base_clock - int(model.knots[0])) - led
+    places = np.union1d((model.knots - model.knots[0]).astype(np.float64), led)
+    own = np.rint(places + np.interp(places, led, ahead)).astype(np.int64)
+    keep = np.append(True, np.diff(own) > 0)
+    times = model.to_ns(model.knots[0] + np.rint(places).astype(np.int64)) - model.base_ns
+    knots, offset = own[keep] + model.knots[0], times[keep].astype(np.float64)
+    followed = SmClock(
+        sm=int(part.samples.sm[0]),
+        knots=knots,
+        base_ns=model.base_ns,
+        offset_ns=offset,
+        rate=np.diff(offset) / np.diff(knots) if len(knots) > 1 else model.rate[:1],
+        error_ns=0.0,
+        samples=len(part.samples),
+        held_out=False,
+    )
+    stated = _outside(followed, part.samples, quantum)
+    stated += _restless(lead.points, quantum) * reach_cycles / 4
+    return replace(followed, error_ns=stated + quantum)
 
 
 def _bursts(points: Points) -> list[NDArray[np.intp]]:

@@ -276,7 +276,7 @@ def served_talk(port: int) -> str:
     """All that is said, in order."""
     return (
         "megatrace: shows 2,540 slices of step 2; nothing lost; left out: 3 of 4 steps; "
-        "GPU clock ±6,784 ns; host ±1.2 us\n"
+        "GPU clock ±6,412 ns; host ±1.2 us\n"
         f"megatrace: from another machine, first: ssh -L {port}:127.0.0.1:{port} "
         f"{os.uname().nodename}\n"
         "megatrace: the link opens once; ctrl-C ends it\n"

@@ -114,3 +114,47 @@ def test_many_launches_are_fitted_in_windows() -> None:
     model = fit_rank(0, gpu.launches(2000, sms=1))
     assert worst_ns(gpu, model, 0, 1000, 2000 * 56_000) < 10
     assert len(model.sm(0).knots) > 3
+
+
+def restless(count: int) -> Gpu:
+    """A clock that is another in every launch of 56 us."""
+    return Gpu(rates=(1.9, 1.77) * (count // 2), since=tuple(range(0, count * 56_000, 56_000)))
+
+
+def test_a_clock_that_is_another_in_every_launch_is_followed_from_header_to_header() -> None:
+    gpu = restless(12)
+    model = fit_rank(0, gpu.launches(12), reach_cycles=106_000)
+    off = worst_ns(gpu, model, 0, 1000, 11 * 56_000)
+    assert off < model.error_ns < 2500
+    assert off < 100
+    one = fit_rank(0, Gpu().launches(12), reach_cycles=106_000)
+    assert one.error_ns < 60
+
+
+def test_an_sm_that_ran_a_few_of_the_launches_takes_the_rates_of_one_that_ran_all() -> None:
+    gpu = restless(12)
+    samples = gpu.launches(12)
+    few = samples.take(np.flatnonzero((samples.sm == 0) | np.isin(samples.launch, (3, 8))))
+    model = fit_rank(0, few, reach_cycles=106_000)
+    for launch in (3, 8):
+        off = worst_ns(gpu, model, 1, launch * 56_000 + 1000, (launch + 1) * 56_000)
+        assert off < 100
+
+
+def test_a_long_pause_says_nothing_of_the_clock_after_it() -> None:
+    pause_ns = 300_000_000
+    gpu = Gpu(rates=(1.9, 0.3, 1.7), since=(0, 20 * 56_000, pause_ns))
+    first, second = gpu.launches(20), gpu.launches(20, first_ns=pause_ns, first=20)
+    both = ClockSamples(
+        *(
+            np.concatenate(pair)
+            for pair in zip(
+                (first.sm, first.launch, first.clock, first.globaltimer, first.exact),
+                (second.sm, second.launch, second.clock, second.globaltimer, second.exact),
+                strict=True,
+            )
+        )
+    )
+    model = fit_rank(0, both, reach_cycles=106_000)
+    assert worst_ns(gpu, model, 0, 1000, 20 * 56_000 - 2000) < 60
+    assert worst_ns(gpu, model, 0, pause_ns + 1000, pause_ns + 20 * 56_000 - 2000) < 60
