@@ -356,8 +356,9 @@ def test_a_capture_window_keeps_every_step(tmp_path: Path) -> None:
     output = tmp_path / "run.mtr"
     done = record(output, *FAKE_RANK, *command, *window, options=("--every", "100", "--json"))
     kept = json.loads(done.stdout)["lines"] // (16 * 4)
-    # 6 steps outside the window, then all of it but the first tenth of a second.
-    assert 250 <= kept <= 410
+    # 6 steps outside the window, then all of it but the first tenth of a second, and what
+    # passes until its end is seen.
+    assert 250 <= kept <= 450
 
 
 def test_counters_are_kept_with_every_launch(tmp_path: Path) -> None:
