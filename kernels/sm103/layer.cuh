@@ -139,7 +139,7 @@ MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
   wait_for_launch_before(t, runs_ahead);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
   if (warp_id() >= kTensorWarps) empty_next(p, threadIdx.x - kTensorWarps * 32, kMathWarps * 32);
-  if (warp_id() == kTensorWarps + 1 && runs(p, kAttnBoundary)) prefetch_rows(t, p);
+  if (warp_id() == kTableWarp && runs(p, kAttnBoundary)) prefetch_rows(t, p);
 }
 
 template <class Experts, class T>

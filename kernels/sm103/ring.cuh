@@ -48,8 +48,8 @@ class Stages {
   megatrace::Stalled stalled_ = {};
 };
 
-// The loader's end: lane w fills the ring of tensor warp w, all lanes at once. One warp has to
-// keep the memory busy, so what it does for a stage must be little.
+// The loader's end: lane w fills the ring of tensor warp w, each at its warp's pace. One warp has
+// to keep the memory busy, so what it does for a stage must be little.
 class Loader {
  public:
   MEGATRACE_DEVICE explicit Loader(Shared& s)
@@ -74,7 +74,7 @@ class Loader {
     t.head();
   }
 
-  // The tensor warp that this lane loads for, if it is one of the first `warps`.
+  // The tensor warp that this lane loads for, and whether it does and is one of the first `warps`.
   MEGATRACE_DEVICE uint32_t warp() const { return warp_; }
   MEGATRACE_DEVICE bool serves(uint32_t warps) const { return mine_ && warp_ < warps; }
 

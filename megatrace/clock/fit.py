@@ -67,10 +67,13 @@ def fit_rank(
     good = [part for part in parts if len(part.points) >= MIN_POINTS and part.doubt <= MAX_DOUBT]
     sms = {int(part.samples.sm[0]): _fit_sm(part, quantum, reach_cycles) for part in good}
     lead = max(good, key=lambda part: len(part.points), default=None)
-    if lead is not None and _restless(lead.points, quantum):
+    restless = _restless(_lines(lead.points, quantum)) if lead is not None else 0.0
+    if lead is not None and restless:
+        model = sms[int(lead.samples.sm[0])]
         for part in parts:
             if len(part.points) < len(lead.points):
-                sms[int(part.samples.sm[0])] = _following(lead, sms, part, quantum, reach_cycles)
+                inside_ns = restless * reach_cycles / 4
+                sms[int(part.samples.sm[0])] = _following(model, part, quantum, inside_ns)
     poor = [part for part in parts if int(part.samples.sm[0]) not in sms]
     if poor:
         rate, doubt = _rate_of_rank(sms, poor, rank)
@@ -99,9 +102,10 @@ def _by_sm(samples: ClockSamples, quantum: int) -> list[_Sm]:
 
 
 def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
-    whole = _model(part, part.points, quantum)
+    lines = _lines(part.points, quantum)
+    whole = _model(part, part.points, lines, quantum)
     launches = np.unique(part.points.launch)
-    restless = _restless(part.points, quantum)
+    restless = _restless(lines)
     stated = _outside(whole, part.samples, quantum)
     if restless:
         # A launch may run at its neighbours' rates for half of it and make up for it after.
@@ -110,26 +114,24 @@ def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
         hold = launches[_HOLD_OUT - 1 :: _HOLD_OUT]
         known = part.points.where(~np.isin(part.points.launch, hold))
         unseen = part.samples.take(np.flatnonzero(np.isin(part.samples.launch, hold)))
-        stated = _outside(_model(part, known, quantum), unseen, quantum)
+        tried = _model(part, known, _lines(known, quantum), quantum)
+        stated = _outside(tried, unseen, quantum)
         whole = replace(whole, held_out=True)
     reach = part.doubt * float(whole.rate.max()) * reach_cycles
     return replace(whole, error_ns=stated + quantum + reach)
 
 
-def _restless(points: Points, quantum: int) -> float:
+def _restless(lines: list[Line]) -> float:
     """By how much (ns a cycle) the rate changes from launch to launch; 0: lines hold."""
-    return max((line.restless for line in _lines(points, quantum)), default=0.0)
+    return max((line.restless for line in lines), default=0.0)
 
 
-def _following(
-    lead: _Sm, sms: dict[int, SmClock], part: _Sm, quantum: int, reach_cycles: int
-) -> SmClock:
-    """The clock of an SM that ran fewer launches than ``lead``, whose rates it takes.
+def _following(model: SmClock, part: _Sm, quantum: int, inside_ns: float) -> SmClock:
+    """The clock of an SM that ran fewer launches than that of ``model``, whose rates it takes.
 
     All SMs of a GPU change their clock together, and this one was not there to see each change.
     What they do not share is where they count from: that is its own at each of its launches.
     """
-    model = sms[int(lead.samples.sm[0])]
     rate = np.append(model.rate, model.rate[-1:])
     points = part.points
     ns = points.y + (points.base_ns - model.base_ns)
@@ -151,8 +153,7 @@ def _following(
         samples=len(part.samples),
         held_out=False,
     )
-    stated = _outside(followed, part.samples, quantum)
-    stated += _restless(lead.points, quantum) * reach_cycles / 4
+    stated = _outside(followed, part.samples, quantum) + inside_ns
     return replace(followed, error_ns=stated + quantum)
 
 
@@ -188,9 +189,9 @@ def _lines(points: Points, quantum: int) -> list[Line]:
     return lines
 
 
-def _model(part: _Sm, points: Points, quantum: int) -> SmClock:
+def _model(part: _Sm, points: Points, lines: list[Line], quantum: int) -> SmClock:
     """Knots through the pieces."""
-    knots, offset, rate = _knots(_lines(points, quantum), float(quantum))
+    knots, offset, rate = _knots(lines, float(quantum))
     return SmClock(
         sm=int(part.samples.sm[0]),
         knots=points.base_clock + knots.astype(np.int64),

@@ -147,8 +147,10 @@ def test_the_prefetches_of_the_report_are_those_of_the_table(path: Path) -> None
         assert abs(row.late_total_us - late["late_ns"].sum() / 1e3) <= 1e-3 * row.late
         if row.early:
             at_most_us = early["early_at_most_ns"].median() / 1e3
-            # The report takes the rate of the launch's begin, and clocks change inside of one.
-            assert row.early_at_most_median_us == pytest.approx(at_most_us, rel=0.05)
+            # The report takes the rate of the launch's begin; where SMs follow another's clock,
+            # that changes inside of a launch.
+            rel = 0.05 if path == BLOCKS else 1e-3
+            assert row.early_at_most_median_us == pytest.approx(at_most_us, rel=rel)
 
 
 def test_ranks_are_not_mixed(tmp_path: Path) -> None:
