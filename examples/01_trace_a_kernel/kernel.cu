@@ -122,6 +122,7 @@ MEGATRACE_DEVICE void consume(T& t, Shared& s, const Work& work) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1) stream(Work work, typename T::Params trace) {
+  Launch<T> launch(trace);
   Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; ++i) {
@@ -132,16 +133,17 @@ __global__ void __launch_bounds__(kThreads, 1) stream(Work work, typename T::Par
   }
   __syncthreads();
   ptx::launch_dependents();
-  T t(trace);
   ptx::dependency_wait();
-  t.after_dependency();
-  if (threadIdx.x < 32) {
-    load_weights(t, s, work);
-    t.end();
-  } else {
-    consume(t, s, work);
-    t.end();
-  }
+  launch.run([&](auto& t) {
+    t.after_dependency();
+    if (threadIdx.x < 32) {
+      load_weights(t, s, work);
+      t.end();
+    } else {
+      consume(t, s, work);
+      t.end();
+    }
+  });
 }
 
 #include "host.cuh"

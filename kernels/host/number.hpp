@@ -68,6 +68,23 @@ inline uint16_t e4m3_to_f16(uint32_t code) {
   return static_cast<uint16_t>((code & 0x80) << 8 | float_to_f16(magnitude, true));
 }
 
+// To nearest, ties to even; what is too large becomes the largest number.
+inline uint8_t float_to_e4m3(float v) {
+  const uint32_t bits = float_bits(v), magnitude = bits & 0x7fffffffu;
+  const uint32_t sign = bits >> 24 & 0x80;
+  if (magnitude > 0x7f800000u) return 0x7f;
+  uint32_t code;
+  if (magnitude >= 0x43e00000u) {  // 448
+    code = 0x7e;
+  } else if (magnitude >= 0x3c800000u) {  // 2^-6, the smallest normal one
+    code = (magnitude - (120u << 23) + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+  } else {
+    // Next to 2^14 a float's last place is 2^-9, that of a subnormal: the sum is rounded.
+    code = float_bits(bits_float(magnitude) + 16384.0f) - 0x46800000u;
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+
 // 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
 inline uint16_t e2m1_to_f16(uint32_t code) {
   constexpr uint16_t kValues[] = {0x0000, 0x3800, 0x3c00, 0x3e00, 0x4000, 0x4200, 0x4400, 0x4600};

@@ -41,6 +41,10 @@ MEGATRACE_DEVICE void read_clocks(uint64_t& ns, uint64_t& cycles) {
 constexpr bool kSlow = true;
 
 MEGATRACE_DEVICE uint32_t opaque(uint32_t value) { return value; }
+template <class T>
+MEGATRACE_DEVICE T* opaque(T* p) {
+  return p;
+}
 
 // -- warps -----------------------------------------------------------------------------
 

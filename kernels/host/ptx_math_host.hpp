@@ -39,6 +39,9 @@ MEGATRACE_DEVICE uint32_t mul_f16x2(uint32_t a, uint32_t b) {
 MEGATRACE_DEVICE uint32_t e4m3x2_to_f16x2(uint32_t codes) {
   return host::pair_of(host::e4m3_to_f16(codes & 0xff), host::e4m3_to_f16(codes >> 8 & 0xff));
 }
+MEGATRACE_DEVICE uint16_t pack_e4m3(float lo, float hi) {
+  return static_cast<uint16_t>(host::float_to_e4m3(lo) | host::float_to_e4m3(hi) << 8);
+}
 MEGATRACE_DEVICE uint32_t e2m1x2_to_f16x2(uint32_t codes) {
   return host::pair_of(host::e2m1_to_f16(codes & 15), host::e2m1_to_f16(codes >> 4 & 15));
 }

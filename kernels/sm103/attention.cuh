@@ -62,70 +62,71 @@ MEGATRACE_DEVICE void wait_for_launch_before(T& t, bool& runs_ahead) {
 
 // One chunk of a kv head; the tensor warps. Keys are asked for kStagesHeld - 1 stages ahead.
 //
-// Before it needs the queries it rehearses, with whatever is in the last stage, all hidden: that
-// brings the code into the instruction cache while the first keys are on their way. Where the
-// block runs ahead of the launch before, it goes as far without it as keys of earlier steps go.
-template <class T>
+// Where the block runs ahead of the launch before, it goes as far without it as keys of earlier
+// steps go. Who rehearses computes on whatever is in the first stage, all hidden, and stores
+// nothing: that brings the code into the instruction cache while the first keys are on their way.
+// The widening of a stage is rehearsed by those who do it, on one that is not there yet.
+template <class Cache, class T>
 MEGATRACE_DEVICE void attend_chunk(T& t, const Params& p, Shared& s, const Chunks& c,
                                    uint32_t thread, uint32_t kv_head, uint32_t split,
-                                   bool& runs_ahead) {
+                                   bool& runs_ahead, bool rehearses) {
   const uint32_t begin = c.first + split * c.keys, end = min(begin + c.keys, c.end);
-  KeyStager stager(p, thread, kv_head, begin, end);
+  KeyStager<Cache> stager(p, thread % (kTensorWarps * 32), kv_head, begin, end);
   const uint32_t group = quotient(p.shape.heads, p.shape.kv_heads);
   const uint32_t warp = thread >> 5, lane = thread & 31, head = kv_head * group + warp;
-  const bool attends = warp < group;
+  const bool attends = rehearses || warp < group;
   uint32_t q[4][4] = {};
   Attended a;
-  bool rehearsed = false;
-  uint32_t position = begin, ahead = kStagesHeld - 1;
+  bool asked = rehearses;  // for the queries
+  uint32_t position = begin, ahead = rehearses ? 0 : kStagesHeld - 1;
 #pragma unroll 1
   for (;;) {
     const uint32_t next = min(stager.next(), end - 1);
-    const bool needs_step = runs_ahead && min(next + kStageKeys, end) > c.context;
-    const bool rehearses = !rehearsed && (ahead == 0 || needs_step);
+    if (!asked && (ahead == 0 || min(next + kStageKeys, end) > c.context)) {
+      wait_for_launch_before(t, runs_ahead);
+      if (attends) load_query(q, p, lane, head);
+      asked = true;
+    }
     if (!rehearses) {
-      if (ahead == 0) {
-        ptx::fetch_async_wait<kStagesHeld - 2>();
-        tensor_sync();
+      if (ahead == 0) ptx::fetch_async_wait<kStagesHeld - 2>();
+      if (Cache::kBytes == 1 && ahead < 2) {
+        const uint32_t turn = (position - begin) / kStageKeys;
+        stager.widen(s.work + turn % kStagesHeld * kStagedBytes, ahead == 0);
       }
+      if (ahead == 0) tensor_sync();
       stager.fetch(s.work);
       if (ahead != 0) {
         --ahead;
         continue;
       }
     }
-    const bool last = position + kStageKeys >= end;
+    const bool last = rehearses || position + kStageKeys >= end;
     if (attends) {
-      const uint32_t turn = rehearses ? kStagesHeld - 1 : (position - begin) / kStageKeys;
+      const uint32_t turn = (position - begin) / kStageKeys;
       attend_stage(a, q, p, c, s.work + turn % kStagesHeld * kStagedBytes, lane,
                    rehearses ? c.end : position);
-      if (rehearses || last) store_attended(p, a, lane, split, head, rehearses ? 0 : p.shape.rows);
-    }
-    if (rehearses) {
-      wait_for_launch_before(t, runs_ahead);
-      if (attends) load_query(q, p, lane, head);
-      a = Attended();
-      rehearsed = true;
-      continue;
+      if (last) store_attended(p, a, lane, split, head, rehearses ? 0 : p.shape.rows);
     }
     if (last) break;
     position += kStageKeys;
   }
-  tensor_sync();
+  if (!rehearses) tensor_sync();
 }
 
-// `runs_ahead`: the launch before may not have ended.
-template <class T>
+// The tensor warps; the spare warp rehearses. `runs_ahead`: the launch before may not have ended.
+template <class Cache, class T>
 MEGATRACE_DEVICE void attention(T& t, const Params& p, Shared& s, bool& runs_ahead) {
   const uint32_t thread = ptx::opaque(threadIdx.x), kv_heads = p.shape.kv_heads;
-  if (thread >= kTensorWarps * 32) return;
+  const bool rehearses = thread >= kTensorWarps * 32;
+  if (rehearses && warp_id() != kSpareWarp) return;
   const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
   uint32_t unit = blockIdx.x, split = quotient(unit, kv_heads);
   if (c.first + split * c.keys >= c.end) return;
-  auto span = t.span(ev::attention{});
+  auto span = t.span_if(!rehearses, ev::attention{});
 #pragma unroll 1
   do {
-    attend_chunk(t, p, s, c, thread, unit - split * kv_heads, split, runs_ahead);
+    attend_chunk<Cache>(t, p, s, c, thread, unit - split * kv_heads, split, runs_ahead, rehearses);
+    if (rehearses) return;
     unit += gridDim.x;
     split = quotient(unit, kv_heads);
   } while (c.first + split * c.keys < c.end);
@@ -188,14 +189,11 @@ MEGATRACE_DEVICE void merge_chunks(T& t, Merged& a, const Params& p, const Membe
                                    uint32_t first) {
   uint2 sums = make_uint2(__float_as_uint(kNoMaximum), 0);
   uint4 v[kMergeVectors] = {};
-  megatrace::LaneSlot slot;
   uint32_t missing = (2u << kMergeVectors) - 1;
   if (m.length != 0)
-    t.poll(ev::attn_part_wait{}, slot, [&] {
-      return try_load(
-          slot, [&] { return try_chunks(missing, v, sums, p, m, lane, first); },
-          [&] { return missing_producer(missing, p, m, lane, first); });
-    });
+    poll_words(
+        t, ev::attn_part_wait{}, [&] { return try_chunks(missing, v, sums, p, m, lane, first); },
+        [&] { return missing_producer(missing, p, m, lane, first); });
   float top = __uint_as_float(sums.x);
 #pragma unroll
   for (uint32_t mask = 8; mask != 0; mask /= 2) top = fmaxf(top, ptx::shuffle_xor(top, mask));
@@ -274,7 +272,7 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   constexpr uint32_t kWorkerWarps = kWorkers / 32;
   static_assert(sizeof(Routing) >= kWorkerWarps * kMergedFloats * 4, "a share each");
   static_assert(offsetof(Shared, routing) % 16 == 0, "vectors");
-  const uint32_t lane = ptx::lane_id(), warp = warp_id();
+  const uint32_t lane = ptx::opaque(ptx::lane_id()), warp = ptx::opaque(warp_id());
   const uint32_t items = p.shape.rows * p.shape.heads;
   const uint32_t begin = quotient(items * blockIdx.x, gridDim.x);
   const uint32_t end = quotient(items * blockIdx.x + items, gridDim.x);

@@ -4,14 +4,14 @@
 
 #include <cmath>
 
+#include "cache.cuh"
 #include "handoff.cuh"
 #include "heads.cuh"
 
 namespace muse {
 
 constexpr uint32_t kStageKeys = 64;
-constexpr uint32_t kKeyVectors = kHeadDim * 2 / 16;  // 16 bytes each, of a key and head
-constexpr uint32_t kKeyStride = kHeadDim * 2 + 16;   // padded: eight rows meet all banks
+constexpr uint32_t kKeyStride = kHeadDim * 2 + 16;  // padded: eight rows meet all banks
 constexpr uint32_t kKeysBytes = kStageKeys * kKeyStride;
 constexpr uint32_t kStagedBytes = 2 * kKeysBytes;  // keys, then values
 constexpr uint32_t kStagesHeld = 4;                // one is looked at, the others are on their way
@@ -51,23 +51,29 @@ MEGATRACE_DEVICE uint32_t attention_producer(const Params& p, uint32_t head, uin
 // -- staging -----------------------------------------------------------------------------
 
 // A tensor warp's part of every stage: eight keys and their values, which it copies into shared
-// memory, 16 bytes a lane of two of them at once. Stages take turns in kStagesHeld places; lane l
-// knows the slot of key l % 8 of the stage that has turn l / 8.
+// memory, 16 bytes a lane of kKeysAtOnce of them at once; a lane's codes lie where their bf16 will.
+// Stages take turns in kStagesHeld places; lane l knows the slot of key l % 8 of the stage that has
+// turn l / 8.
+template <class Cache>
 class KeyStager {
  public:
   MEGATRACE_DEVICE KeyStager(const Params& p, uint32_t thread, uint32_t kv_head, uint32_t begin,
                              uint32_t end)
-      : begin_(begin), end_(end), next_(begin), key_bytes_(p.shape.kv_heads * kHeadDim * 2) {
+      : begin_(begin),
+        end_(end),
+        next_(begin),
+        key_bytes_(p.shape.kv_heads * kHeadDim * Cache::kBytes) {
     lane_ = thread & 31;
-    const uint32_t first = (thread >> 5) * kWarpKeys, part = thread & 15;
+    const uint32_t first = (thread >> 5) * kWarpKeys, part = thread & (kKeyLanes - 1);
     slots_ = p.kv.slots;
     lookup_ = begin + (lane_ / kWarpKeys) * kStageKeys + first + lane_ % kWarpKeys;
     find();
-    const bool is_key = part < kKeyVectors;
-    const uint32_t vector = part & (kKeyVectors - 1);
+    const bool is_key = part < kVectors;
+    const uint32_t vector = part & (kVectors - 1);
     from_ = reinterpret_cast<const char*>(is_key ? p.kv.keys : p.kv.values) +
-            (kv_head * kKeyVectors + vector) * 16;
-    place_ = (first + (lane_ >> 4)) * kKeyStride + vector * 16 + (is_key ? 0 : kKeysBytes);
+            (kv_head * kVectors + vector) * 16;
+    place_ = (first + lane_ / kKeyLanes) * kKeyStride + vector * (32 / Cache::kBytes) +
+             (is_key ? 0 : kKeysBytes);
   }
 
   // First position of the stage that is asked for next.
@@ -83,24 +89,43 @@ class KeyStager {
         find();
       }
       char* to = stages + (turn * kStagedBytes + place_);
-      const uint32_t first = turn * kWarpKeys + (lane_ >> 4);
+      const uint32_t first = turn * kWarpKeys + lane_ / kKeyLanes;
 #pragma unroll 1
-      for (uint32_t i = 0; i < kWarpKeys; i += 2) {
+      for (uint32_t i = 0; i < kWarpKeys; i += kKeysAtOnce) {
         const uint32_t slot = ptx::shuffle(slot_, first + i);
         if (static_cast<int32_t>(slot) > 0)
           ptx::fetch_async(reinterpret_cast<uint4*>(to), from_ + uint64_t{slot} * key_bytes_);
         else
           *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
-        to += 2 * kKeyStride;
+        to += kKeysAtOnce * kKeyStride;
       }
       next_ += kStageKeys;
     }
     ptx::fetch_async_commit();
   }
 
+  // What this lane has asked for of a stage, from codes to bf16: in place, for what it reads and
+  // writes is its own. Where it does not store, it rehearses, and it may all be on its way.
+  MEGATRACE_DEVICE void widen(char* stage, bool stores) {
+    uint4* at = reinterpret_cast<uint4*>(stage + place_);
+#pragma unroll 1
+    for (uint32_t i = 0; i < kWarpKeys; i += kKeysAtOnce) {
+      uint4 bf16[2];
+      widen_e4m3(bf16, *at);
+      if (stores) {
+        at[0] = bf16[0];
+        at[1] = bf16[1];
+      }
+      at += kKeysAtOnce * kKeyStride / 16;
+    }
+  }
+
  private:
   static constexpr uint32_t kWarpKeys = kStageKeys / kTensorWarps;
   static_assert(kStagesHeld * kWarpKeys == 32, "a slot a lane");
+  // 16 bytes each of a key or a value and head, and the lanes that take both.
+  static constexpr uint32_t kVectors = kHeadDim * Cache::kBytes / 16, kKeyLanes = 2 * kVectors;
+  static constexpr uint32_t kKeysAtOnce = 32 / kKeyLanes;
 
   MEGATRACE_DEVICE void find() {
     found_ = 0;

@@ -229,7 +229,7 @@ MEGATRACE_DEVICE float4 multiply_stages(T& t, Shared& s, Stages& stages, const E
   const uint32_t token = min(first + (lane >> 2), kTokens - 1);
   uint32_t column = stage * Experts::kStageColumns;
   const char* x = s.work + token * token_stride(m.columns) + (lane & 3) * 32 + column * 2;
-  float sum[4] = {}, odd[4] = {};
+  float sum[8] = {}, odd[8] = {};
 #pragma unroll 1
   for (; count != 0; --count, column += Experts::kStageColumns) {
     const uint32_t blocks = min(Experts::kStageColumns, m.columns - column) / 64;
@@ -243,7 +243,8 @@ MEGATRACE_DEVICE float4 multiply_stages(T& t, Shared& s, Stages& stages, const E
     }
     stages.release(t);
   }
-  return make_float4(sum[0] + odd[0], sum[1] + odd[1], sum[2] + odd[2], sum[3] + odd[3]);
+  return make_float4((sum[0] + odd[0]) + (sum[4] + odd[4]), (sum[1] + odd[1]) + (sum[5] + odd[5]),
+                     (sum[2] + odd[2]) + (sum[6] + odd[6]), (sum[3] + odd[3]) + (sum[7] + odd[7]));
 }
 
 // Lane (g, j) has rows g of the tokens 2 j and 2 j + 1; neighbours in g swap, so that each ends

@@ -164,34 +164,31 @@ MEGATRACE_DEVICE void load_operand(T& t, Operand<NT>& x, const Params& p, const 
                                    uint32_t slice) {
   const uint32_t lane = ptx::lane_id(), g = lane >> 2;
   const uint32_t column = slice * kSlice + warp_id() * kWarpColumns + (lane & 3) * 16;
-  megatrace::LaneSlot slot;
   uint32_t missing_row = 0;
-  t.poll(d.wait, slot, [&] {
-    return try_load(
-        slot,
-        [&] {
-          bool here = true;
+  poll_words(
+      t, d.wait,
+      [&] {
+        bool here = true;
 #pragma unroll
-          for (int nt = 0; nt < NT; ++nt) {
-            const uint32_t row = g + 8 * nt;
-            const uint32_t* in = d.in + (row * d.k + column) / 2;
+        for (int nt = 0; nt < NT; ++nt) {
+          const uint32_t row = g + 8 * nt;
+          const uint32_t* in = d.in + (row * d.k + column) / 2;
 #pragma unroll
-            for (int v = 0; v < 4; ++v) {
-              uint4 words = make_uint4(0, 0, 0, 0);
-              if (row < p.shape.rows)
-                words = ptx::load_relaxed(
-                    reinterpret_cast<const uint4*>(in + (v >> 1) * 32 + (v & 1) * 4));
-              if (!filled(words)) here = false, missing_row = row;
-              x.word[nt][4 * v] = words.x;
-              x.word[nt][4 * v + 1] = words.y;
-              x.word[nt][4 * v + 2] = words.z;
-              x.word[nt][4 * v + 3] = words.w;
-            }
+          for (int v = 0; v < 4; ++v) {
+            uint4 words = make_uint4(0, 0, 0, 0);
+            if (row < p.shape.rows)
+              words = ptx::load_relaxed(
+                  reinterpret_cast<const uint4*>(in + (v >> 1) * 32 + (v & 1) * 4));
+            if (!filled(words)) here = false, missing_row = row;
+            x.word[nt][4 * v] = words.x;
+            x.word[nt][4 * v + 1] = words.y;
+            x.word[nt][4 * v + 2] = words.z;
+            x.word[nt][4 * v + 3] = words.w;
           }
-          return here;
-        },
-        [&] { return input_producer(p, d, missing_row, column); });
-  });
+        }
+        return here;
+      },
+      [&] { return input_producer(p, d, missing_row, column); });
 }
 
 // One row tile times the operand: eight k-steps. Products that follow each other go to different
@@ -261,9 +258,16 @@ MEGATRACE_DEVICE void multiply_fp32(float (&sum)[NT][4], const Operand<NT>& x, c
 // Sums of a slab by warp, in the tensor core's own order: [warp][kSlabTiles][nt][lane].
 constexpr uint32_t kSlabVectors = kSlabTiles * (kMaxRows / 8) * 32;  // of a warp
 static_assert(kTensorWarps * kSlabVectors * 16 <= kWorkBytes, "a slab's sums must fit");
-static_assert(kSlabVectors * 16 >= kDenseStageBytes, "a tile to rehearse with");
+static_assert(kWorkBytes >= kDenseStageBytes, "a tile to rehearse with");
 MEGATRACE_DEVICE float4* slab_sums(Shared& s, uint32_t warp) {
   return reinterpret_cast<float4*>(s.work) + warp * kSlabVectors;
+}
+
+// The sums of a rehearsal go where later the ids are: the attention may be at work in `s.work`.
+template <int NT>
+MEGATRACE_DEVICE float4* rehearsed_sums(Shared& s) {
+  static_assert(sizeof(s.ids) >= NT * 32 * sizeof(float4), "a tile's sums");
+  return reinterpret_cast<float4*>(s.ids);
 }
 
 MEGATRACE_DEVICE void add(float4& sum, const float4& v) {
@@ -301,12 +305,13 @@ MEGATRACE_DEVICE void store_slab(Shared& s, const Dense& d, const Slab& slab, ui
   }
 }
 
-// A warp's columns of a slab; of whatever is at `sums` where it rehearses.
+// A warp's columns of a slab; of one tile where it rehearses.
 template <int NT, class T>
-MEGATRACE_DEVICE void multiply_slab(T& t, Stages& stages, const Dense& d, const Operand<NT>& x,
-                                    uint32_t tiles, float4* sums, bool rehearses) {
+MEGATRACE_DEVICE void multiply_slab(T& t, Shared& s, Stages& stages, const Dense& d,
+                                    const Operand<NT>& x, uint32_t tiles, float4* sums,
+                                    bool rehearses) {
   const uint32_t bytes = tile_bytes(d);
-  const char* tile = reinterpret_cast<const char*>(sums);
+  const char* tile = s.work;
   sums += ptx::lane_id();
   uint32_t left = rehearses ? bytes : tiles * bytes;
 #pragma unroll 1
@@ -332,38 +337,36 @@ MEGATRACE_DEVICE void multiply_slab(T& t, Stages& stages, const Dense& d, const 
 
 constexpr uint32_t kNoSlice = ~0u;
 
-// All slabs of this block; tensor warps only. `x` holds slice `held` of the input, or kNoSlice.
-// Before it waits for a slice, a slab is rehearsed with whatever is there: so its code is in the
+// All slabs of this block; the tensor warps. `x` holds slice `held` of the input, or kNoSlice.
+// Who rehearses multiplies a tile of whatever is in shared memory: so the code is in the
 // instruction cache when the input arrives.
 template <int NT, class T>
 MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, const Dense& d,
-                            Operand<NT>& x, uint32_t& held) {
+                            Operand<NT>& x, uint32_t& held, bool rehearses) {
   const uint32_t thread = ptx::opaque(threadIdx.x);
   Slabs slabs(d);
   Slab slab;
   stages.begin(d.phase);
-  bool more = slabs.next(slab);
 #pragma unroll 1
-  while (more) {
-    const bool rehearses = slab.slice != held;
-    const bool mine = thread >> 5 < slice_warps(d.k, slab.slice);
-    float4* sums = slab_sums(s, thread >> 5);
+  while (slabs.next(slab)) {
+    const bool mine = rehearses || thread >> 5 < slice_warps(d.k, slab.slice);
+    float4* sums = rehearses ? rehearsed_sums<NT>(s) : slab_sums(s, thread >> 5);
+    if (!rehearses && slab.slice != held) {
+      if (mine) load_operand(t, x, p, d, slab.slice);
+      held = slab.slice;
+    }
     if (mine) {
-      multiply_slab<NT>(t, stages, d, x, slab.tiles, sums, rehearses);
+      multiply_slab<NT>(t, s, stages, d, x, slab.tiles, sums, rehearses);
     } else {
 #pragma unroll 1
       for (uint32_t i = thread & 31; i < slab.tiles * NT * 32; i += 32)
         sums[i] = make_float4(0, 0, 0, 0);
     }
+    if (!rehearses) tensor_sync();
+    store_slab<NT>(s, d, slab, p.shape.rows, rehearses ? 0 : p.shape.rows,
+                   thread % (kTensorWarps * 32));
+    if (rehearses) break;
     tensor_sync();
-    store_slab<NT>(s, d, slab, p.shape.rows, rehearses ? 0 : p.shape.rows, thread);
-    tensor_sync();
-    if (rehearses) {
-      if (mine) load_operand(t, x, p, d, slab.slice);
-      held = slab.slice;
-    } else {
-      more = slabs.next(slab);
-    }
   }
 }
 

@@ -29,16 +29,19 @@ MEGATRACE_DEVICE bool filled(const uint4& v) {
   return filled(v.x) & filled(v.y) & filled(v.z) & filled(v.w);
 }
 
-// One try of a warp at its words: every lane loads with `load`, which says whether it got all it
-// asked for. Where some lane did not, `slot` becomes the producer that the first such lane
-// names. Warp-uniform, as tracers want it: t.poll(ev::x_wait{}, slot, [&] { return try_load(...); }).
-template <class Load, class Producer>
-MEGATRACE_DEVICE bool try_load(megatrace::LaneSlot& slot, Load&& load, Producer&& producer) {
-  const bool here = load();
-  const uint32_t missing = ptx::ballot(!here);
-  if (missing == 0) return true;
-  slot = {producer(), static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1};
-  return false;
+// Polls a warp's words until they are there: every lane loads with `load`, which says whether it
+// got all it asked for. Where some lane did not, the first such lane's `producer` is who was
+// missed.
+template <class T, class Wait, class Load, class Producer>
+MEGATRACE_DEVICE void poll_words(T& t, Wait wait, Load&& load, Producer&& producer) {
+  uint32_t missing = 0;
+  const auto missed = [&]() -> megatrace::LaneSlot {
+    return {producer(), static_cast<uint32_t>(__ffs(static_cast<int>(missing))) - 1};
+  };
+  t.poll(wait, missed, [&] {
+    missing = ptx::ballot(!load());
+    return missing == 0;
+  });
 }
 
 // Empties this block's share of the next launch's hand-off words; `thread` of `threads`.

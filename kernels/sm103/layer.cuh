@@ -116,26 +116,26 @@ MEGATRACE_DEVICE void load_weights(T& t, const Params& p, Shared& s) {
 // -- the worker warps ------------------------------------------------------------------
 
 template <int NT, class T>
-MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, uint32_t i) {
-  if (warp_id() < kTensorWarps) {
-    auto span = t.span(projection_of(p, i).span);
-    Operand<NT> x = {};
-    uint32_t held = kNoSlice;
+MEGATRACE_DEVICE void project(T& t, const Params& p, Shared& s, Stages& stages, uint32_t i,
+                              bool rehearses) {
+  if (!rehearses && warp_id() >= kTensorWarps) return;
+  auto span = t.span_if(!rehearses, projection_of(p, i).span);
+  Operand<NT> x = {};
+  uint32_t held = kNoSlice;
 #pragma unroll 1
-    for (uint32_t part = first_part(i); part < 2; ++part)
-      dense<NT>(t, p, s, stages, projection_part(p, i, part), x, held);
-    t.publish(projection_of(p, i).publish, blockIdx.x);
-  }
+  for (uint32_t part = first_part(i); part < 2; ++part)
+    dense<NT>(t, p, s, stages, projection_part(p, i, part), x, held, rehearses);
+  if (!rehearses) t.publish(projection_of(p, i).publish, blockIdx.x);
 }
 
-template <class T>
+template <class Cache, class T>
 MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
   // From the third launch of a step on, a block may read what the step does not write before the
   // launch before has ended: context, slots, keys of earlier steps. A launch fills the GPU, so the
   // first launch has long waited for all that came before the step.
   bool runs_ahead = true;
   if (p.early == 0) wait_for_launch_before(t, runs_ahead);
-  if (runs(p, kAttention)) attention(t, p, s, runs_ahead);
+  if (runs(p, kAttention)) attention<Cache>(t, p, s, runs_ahead);
   wait_for_launch_before(t, runs_ahead);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
   if (warp_id() >= kTensorWarps) empty_next(p, threadIdx.x - kTensorWarps * 32, kMathWarps * 32);
@@ -157,31 +157,35 @@ MEGATRACE_DEVICE void feed_experts(T& t, const Params& p, Shared& s, Stages& sta
   }
 }
 
-// The gate before projection i, if there is one.
+// The gate before projection i, if there is one. Math warps that pass the first rehearse it.
 MEGATRACE_DEVICE uint32_t branch_of(const Params& p, uint32_t i) {
   return i < 2 ? kAttended : runs(p, kEmbed) ? kEmbedded : kFed;
 }
 MEGATRACE_DEVICE bool passes_gate(const Params& p, uint32_t i) {
-  if (i == 0) return runs(p, kAttnBoundary) && warp_id() >= kTensorWarps;
+  if (i == 0) return runs(p, kAttnBoundary) && warp_id() == kRouterWarp;
   if (i == 1) return runs(p, kAttnBoundary);
   return i == 3 && (runs(p, kEmbed) || runs(p, kFfnBoundary));
 }
 
 // What comes between projections, then the projection: in a loop, so that all of them are the
 // same code. Code that a launch runs once is not in the cache: ten to twenty cycles an
-// instruction.
-template <int NT, class Experts, class T>
+// instruction. The math warps, which have nothing else to do yet, rehearse first of all: one
+// a gate, one a projection (turn 0), one the attention.
+template <int NT, class Experts, class Cache, class T>
 MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
   Stages stages(s);
 #pragma unroll 1
-  for (uint32_t i = 0; i < kProjections; ++i) {
-    // First of all the math warps rehearse the gate: they have nothing else to do yet.
-    if (passes_gate(p, i)) boundary(t, p, s, branch_of(p, i));
-    if (i == 0) attend(t, p, s);
-    if (i == 2) feed_experts<Experts>(t, p, s, stages);
-    if (runs(p, projection_of(p, i).phase)) project<NT>(t, p, s, stages, i);
+  for (uint32_t turn = warp_id() == kTableWarp ? 0 : 1; turn <= kProjections; ++turn) {
+    const bool rehearses = turn == 0;
+    const uint32_t i = rehearses ? 1 : turn - 1;
+    if (!rehearses) {
+      if (passes_gate(p, i)) boundary(t, p, s, branch_of(p, i));
+      if (i == 0) attend<Cache>(t, p, s);
+      if (i == 2) feed_experts<Experts>(t, p, s, stages);
+    }
+    if (runs(p, projection_of(p, i).phase)) project<NT>(t, p, s, stages, i, rehearses);
   }
-  if (runs(p, kQkvFinish)) qkv_finish(t, p, s);
+  if (runs(p, kQkvFinish)) qkv_finish<Cache>(t, p, s);
 }
 
 // -- the kernel ------------------------------------------------------------------------
@@ -197,21 +201,23 @@ MEGATRACE_DEVICE void make_barriers(Shared& s) {
 }
 
 // NT: tensor-core tiles of eight rows each that hold the step's rows.
-template <class T, int NT, class Experts>
+template <class T, int NT, class Experts, class Cache>
 __global__ void __launch_bounds__(kThreads, 1)
     layer(const __grid_constant__ Params p, const typename T::Params trace) {
   Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
+  megatrace::Launch<T> launch(trace);
   if (threadIdx.x == 0) make_barriers(s);
   __syncthreads();
   ptx::launch_dependents();
-  T t(trace);
-  if (warp_id() == kLoader) {
-    load_weights<Experts>(t, p, s);
-    t.end();
-  } else {
-    work<NT, Experts>(t, p, s);
-    t.end();
-  }
+  launch.run([&](auto& t) {
+    if (warp_id() == kLoader) {
+      load_weights<Experts>(t, p, s);
+      t.end();
+    } else {
+      work<NT, Experts, Cache>(t, p, s);
+      t.end();
+    }
+  });
 }
 
 }  // namespace muse

@@ -76,14 +76,14 @@ struct LayerWeights {
   const uint16_t* next_input_gain;   // [H], of layer i + 1
 };
 
-// The paged keys and values of one layer. Slot s of head j starts at (s * kv_heads + j) * 64.
+// The paged keys and values of one layer. Slot s of head j starts at element (s * kv_heads + j) * 64.
 struct KvCache {
-  uint16_t* keys;  // bf16
+  uint16_t* keys;  // each one bf16, or two e4m3, as the build has it
   uint16_t* values;
-  const int32_t* slots;  // [context + rows], position -> slot of this layer's pool
-  const float* rope;     // [positions][64] cos(32) | sin(32), null: no position encoding
-  uint32_t window;       // keys a query sees, itself included; 0: all
-  uint32_t unused;
+  const int32_t* slots;    // [context + rows], position -> slot of this layer's pool
+  const float* rope;       // [positions][64] cos(32) | sin(32), null: no position encoding
+  uint32_t window;         // keys a query sees, itself included; 0: all
+  uint32_t element_bytes;  // of keys and values, 0 where there are none: the host's check
 };
 
 // Words that one block writes and others poll: kEmpty until written, written once a launch.

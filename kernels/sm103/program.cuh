@@ -43,11 +43,21 @@ class Program {
   Chain& chain() { return chain_; }
 
  private:
+  // Of another width it would read past the end of the pool.
+  static void check(const KvCache& kv) {
+    if (kv.element_bytes != 0 && kv.element_bytes != Cache::kBytes)
+      throw std::runtime_error("an element of keys and values has " +
+                               std::to_string(kv.element_bytes) + " bytes: this build reads " +
+                               std::to_string(Cache::kBytes));
+  }
+
   void add(Params p, uint32_t blocks, const TraceParams& trace) {
+    check(p.kv);
+    check(p.next_kv);
     // What `early` rests on: launches that fill the GPU.
     if (blocks < megatrace::sm_count()) p.early = 0;
-    const auto kernel =
-        p.shape.rows > 8 ? layer<Tracing, 2, ExpertWeights> : layer<Tracing, 1, ExpertWeights>;
+    const auto kernel = p.shape.rows > 8 ? layer<Tracing, 2, ExpertWeights, Cache>
+                                         : layer<Tracing, 1, ExpertWeights, Cache>;
     chain_.add(kernel, dim3(blocks), kThreads, sizeof(Shared), p, traced<Tracing>(p, trace));
   }
 

@@ -2,6 +2,7 @@
 // of queries and keys, keys and values into the cache. A warp takes a head of a row.
 #pragma once
 
+#include "cache.cuh"
 #include "gemm.cuh"
 #include "heads.cuh"
 
@@ -26,7 +27,6 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& ite
 #pragma unroll 1
   do {
     uint2 v[kSlicesAtOnce] = {};
-    megatrace::LaneSlot slot;
     uint32_t missing = 0;
     const auto load = [&] {
       missing = 0;
@@ -41,11 +41,8 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& ite
       return missing == 0;
     };
     if (count != 0)
-      t.poll(ev::qkv_part_wait{}, slot, [&] {
-        return try_load(slot, load, [&] {
-          return dense_producer(p.shape.hidden, n + zero_after(missing), first + missing - 1,
-                                column);
-        });
+      poll_words(t, ev::qkv_part_wait{}, load, [&] {
+        return dense_producer(p.shape.hidden, n + zero_after(missing), first + missing - 1, column);
       });
     from += uint64_t{kSlicesAtOnce} * slice_bytes;
 #pragma unroll
@@ -58,8 +55,14 @@ MEGATRACE_DEVICE float2 sum_qkv_slices(T& t, const Params& p, const QkvItem& ite
   return sum;
 }
 
+// Where the pair of lane `item.lane` lies in a head, in units of pairs.
+MEGATRACE_DEVICE uint64_t pair_index(const QkvItem& item, uint32_t head) {
+  return uint64_t{head} * (kHeadDim / 2) + item.lane;
+}
+
 // Where a head goes: queries and gates to the attention of the next launch, keys and values into
 // the next layer's cache, unless their slot is 0, which pads.
+template <class Cache>
 MEGATRACE_DEVICE void store_qkv_head(const Params& p, const QkvItem& item, int32_t slot,
                                      uint32_t pair, bool stores) {
   const uint32_t kv_heads = p.shape.kv_heads;
@@ -76,16 +79,20 @@ MEGATRACE_DEVICE void store_qkv_head(const Params& p, const QkvItem& item, int32
       head = head < kv_heads ? head : head - kv_heads;
       line = static_cast<uint32_t>(slot);
       width = kv_heads;
+      if constexpr (Cache::kBytes == 1) {
+        uint16_t* out = to + pair_index(item, line * width + head);
+        if (stores) *out = narrow_to_e4m3(pair);
+        return;
+      }
     }
   }
-  uint32_t* out = reinterpret_cast<uint32_t*>(to) +
-                  (uint64_t{line * width + head} * (kHeadDim / 2) + item.lane);
+  uint32_t* out = reinterpret_cast<uint32_t*>(to) + pair_index(item, line * width + head);
   if (stores) *out = pair;
 }
 
 // What does not wait for the projection is asked for before it: slot and angles. The first turn
 // rehearses, without slices: the code is in the instruction cache when they arrive.
-template <class T>
+template <class Cache, class T>
 MEGATRACE_DEVICE void finish_qkv_head(T& t, const Params& p, const QkvItem& item,
                                       uint32_t position) {
   const bool normed = item.head < p.shape.heads + p.shape.kv_heads;
@@ -111,12 +118,12 @@ MEGATRACE_DEVICE void finish_qkv_head(T& t, const Params& p, const QkvItem& item
         pair = ptx::pack_bf16(x * cosine - y * sine, x * sine + y * cosine);
       }
     }
-    store_qkv_head(p, item, slot, pair, turn != 0);
+    store_qkv_head<Cache>(p, item, slot, pair, turn != 0);
   }
 }
 
 // The math warps take the first heads: they have nothing else to do, and rehearse meanwhile.
-template <class T>
+template <class Cache, class T>
 MEGATRACE_DEVICE void qkv_finish(T& t, const Params& p, Shared& /*s*/) {
   const uint32_t thread = ptx::opaque(threadIdx.x), warp = thread >> 5;
   const uint32_t turn = warp < kTensorWarps ? warp + kMathWarps : warp - kTensorWarps;
@@ -129,7 +136,7 @@ MEGATRACE_DEVICE void qkv_finish(T& t, const Params& p, Shared& /*s*/) {
 #pragma unroll 1
   do {
     const uint32_t row = quotient(at, heads);
-    finish_qkv_head(t, p, {row, at - row * heads, heads, thread & 31}, context + row);
+    finish_qkv_head<Cache>(t, p, {row, at - row * heads, heads, thread & 31}, context + row);
     at += kWorkers / 32;
   } while (at < end);
 }

@@ -22,24 +22,24 @@ MEGATRACE_DEVICE float sigmoid(float v) {
 }
 
 // The experts of a lane, in ascending order.
-MEGATRACE_DEVICE uint32_t lane_expert(uint32_t i) {
-  return (i / 4 * 32 + ptx::lane_id()) * 4 + i % 4;
+MEGATRACE_DEVICE uint32_t lane_expert(uint32_t lane, uint32_t i) {
+  return (i / 4 * 32 + lane) * 4 + i % 4;
 }
 
 // Lane j gets the expert with the j-th largest key, the lower id where keys are equal.
-MEGATRACE_DEVICE uint32_t top_experts(uint32_t (&key)[8], uint32_t top_k) {
+MEGATRACE_DEVICE uint32_t top_experts(uint32_t (&key)[8], uint32_t lane, uint32_t top_k) {
   uint32_t chosen = 0;
   for (uint32_t j = 0; j < top_k; ++j) {
     uint32_t best = 0, id = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i)
-      if (key[i] > best) best = key[i], id = lane_expert(i);
+      if (key[i] > best) best = key[i], id = lane_expert(lane, i);
     const uint32_t most = __reduce_max_sync(0xffffffffu, best);
     const uint32_t winner = __reduce_min_sync(0xffffffffu, best == most ? id : kEmpty);
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i)
-      if (lane_expert(i) == winner) key[i] = 0;
-    if (ptx::lane_id() == j) chosen = winner;
+      if (lane_expert(lane, i) == winner) key[i] = 0;
+    if (lane == j) chosen = winner;
   }
   return chosen;
 }
@@ -48,7 +48,7 @@ MEGATRACE_DEVICE uint32_t top_experts(uint32_t (&key)[8], uint32_t top_k) {
 template <class T>
 MEGATRACE_DEVICE void sum_logits(T& t, const Params& p, uint32_t row, float4 (&logit)[2]) {
   constexpr uint32_t kSlices = 4;  // at once
-  const uint32_t lane = ptx::lane_id(), vectors = p.shape.experts / 4;
+  const uint32_t lane = ptx::opaque(ptx::lane_id()), vectors = p.shape.experts / 4;
   const uint32_t count = slices(p.shape.hidden);
   const uint4* part = reinterpret_cast<const uint4*>(p.handoff.router_part) + row * vectors + lane;
   logit[0] = logit[1] = zeros();
@@ -76,7 +76,9 @@ MEGATRACE_DEVICE void sum_logits(T& t, const Params& p, uint32_t row, float4 (&l
 // nobody makes before the last of them is chosen.
 template <class T>
 MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, Shared& s, uint32_t row) {
-  const uint32_t lane = ptx::lane_id(), experts = p.shape.experts, top_k = p.shape.top_k;
+  // Opaque, or the compiler keeps what comes of it in registers from launch start.
+  const uint32_t lane = ptx::opaque(ptx::lane_id());
+  const uint32_t experts = p.shape.experts, top_k = p.shape.top_k;
   float4 bias[2], logit[2];
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i)
@@ -102,7 +104,7 @@ MEGATRACE_DEVICE void choose_experts(T& t, const Params& p, Shared& s, uint32_t 
     for (uint32_t j = 0; j < 4; ++j)
       key[i * 4 + j] = lane + i * 32 < experts / 4 ? order_key(each[j]) : 0;
   }
-  const uint32_t id = top_experts(key, top_k);
+  const uint32_t id = top_experts(key, lane, top_k);
   ptx::syncwarp();
   const float weight = lane < top_k ? chance[id] : 0.f;
   if (lane < top_k) {
@@ -185,7 +187,7 @@ MEGATRACE_DEVICE uint2* said_by(const Params& p, Shared& s, const Chunk& c, uint
 
 // The slots of a row whose experts are on this rank, a bit each. The routing table is made.
 MEGATRACE_DEVICE uint32_t local_slots(const Params& p, const Shared& s, const Chunk& c) {
-  const uint32_t lane = ptx::lane_id(), top_k = p.shape.top_k;
+  const uint32_t lane = ptx::opaque(ptx::lane_id()), top_k = p.shape.top_k;
   return ptx::ballot(c.mine && lane < top_k && s.ids[c.row * top_k + lane] < p.shape.local_experts);
 }
 
@@ -256,19 +258,16 @@ MEGATRACE_DEVICE void bring_said(T& t, const Params& p, Shared& s, const Chunk& 
 // Lane j: the router weight of slot j.
 template <class T>
 MEGATRACE_DEVICE float router_weight(T& t, const Params& p, uint32_t local, const Chunk& c) {
-  const uint32_t lane = ptx::lane_id();
+  const uint32_t lane = ptx::opaque(ptx::lane_id());
   const bool mine = local >> lane & 1;
-  megatrace::LaneSlot slot;
   uint32_t weight = 0;
-  t.poll(ev::routes_wait{}, slot, [&] {
-    return try_load(
-        slot,
-        [&] {
-          if (mine) weight = ptx::load_relaxed(p.handoff.weights + c.row * p.shape.top_k + lane);
-          return filled(weight);
-        },
-        [&] { return row_owner(p, c.row); });
-  });
+  poll_words(
+      t, ev::routes_wait{},
+      [&] {
+        if (mine) weight = ptx::load_relaxed(p.handoff.weights + c.row * p.shape.top_k + lane);
+        return filled(weight);
+      },
+      [&] { return row_owner(p, c.row); });
   return __uint_as_float(weight);
 }
 

@@ -13,23 +13,21 @@ template <class T>
 MEGATRACE_DEVICE void gather_ids(T& t, const Params& p, Shared& s, uint32_t pairs) {
 #pragma unroll 1
   for (uint32_t vector = 0; vector < kMaxPairs; vector += 128) {
-    const uint32_t pair = vector + ptx::lane_id() * 4;
+    // The lane is opaque, or the compiler keeps all of this in registers from launch start.
+    const uint32_t pair = vector + ptx::opaque(ptx::lane_id()) * 4;
     uint4 id = make_uint4(0, 0, 0, 0);
-    megatrace::LaneSlot slot;
     if (pairs != 0)
-      t.poll(ev::routes_wait{}, slot, [&] {
-        return try_load(
-            slot,
-            [&] {
-              if (pair < pairs)
-                id = ptx::load_relaxed(reinterpret_cast<const uint4*>(p.handoff.ids + pair));
-              if (pair + 1 >= pairs) id.y = 0;
-              if (pair + 2 >= pairs) id.z = 0;
-              if (pair + 3 >= pairs) id.w = 0;
-              return filled(id);
-            },
-            [&] { return row_owner(p, quotient(pair, ptx::opaque(p.shape.top_k))); });
-      });
+      poll_words(
+          t, ev::routes_wait{},
+          [&] {
+            if (pair < pairs)
+              id = ptx::load_relaxed(reinterpret_cast<const uint4*>(p.handoff.ids + pair));
+            if (pair + 1 >= pairs) id.y = 0;
+            if (pair + 2 >= pairs) id.z = 0;
+            if (pair + 3 >= pairs) id.w = 0;
+            return filled(id);
+          },
+          [&] { return row_owner(p, quotient(pair, ptx::opaque(p.shape.top_k))); });
     const uint32_t first = p.shape.first_expert;
     *reinterpret_cast<uint4*>(s.ids + pair) = make_uint4(
         pair < pairs ? id.x - first : kEmpty, pair + 1 < pairs ? id.y - first : kEmpty,
@@ -40,7 +38,7 @@ MEGATRACE_DEVICE void gather_ids(T& t, const Params& p, Shared& s, uint32_t pair
 
 // Sum over the lanes up to this one.
 MEGATRACE_DEVICE uint32_t sum_up_to_lane(uint32_t v) {
-  const uint32_t lane = ptx::lane_id();
+  const uint32_t lane = ptx::opaque(ptx::lane_id());
 #pragma unroll 1
   for (uint32_t step = 1; step < 32; step *= 2) {
     const uint32_t other = ptx::shuffle(v, (lane - step) & 31);
@@ -51,7 +49,7 @@ MEGATRACE_DEVICE uint32_t sum_up_to_lane(uint32_t v) {
 
 // Lane l's share of 32 ids: a bit for each lane whose id is l.
 MEGATRACE_DEVICE uint32_t lanes_with_own(uint32_t id) {
-  const uint32_t lane = ptx::lane_id();
+  const uint32_t lane = ptx::opaque(ptx::lane_id());
   uint32_t with = ptx::ballot(id < 32);
 #pragma unroll
   for (uint32_t bit = 1; bit < 32; bit *= 2) {
@@ -65,7 +63,8 @@ MEGATRACE_DEVICE uint32_t lanes_with_own(uint32_t id) {
 // counts for the lane's expert.
 MEGATRACE_DEVICE uint32_t take_tokens(const Params& p, Shared& s, uint32_t base, uint32_t next,
                                       bool places) {
-  const uint32_t lane = ptx::lane_id(), experts = min(p.shape.local_experts - base, 32u);
+  const uint32_t lane = ptx::opaque(ptx::lane_id()),
+                 experts = min(p.shape.local_experts - base, 32u);
   const uint32_t pairs = p.shape.rows * p.shape.top_k;
 #pragma unroll 1
   for (uint32_t at = 0; at < pairs; at += 32) {

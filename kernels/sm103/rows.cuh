@@ -112,7 +112,7 @@ MEGATRACE_DEVICE void bring_branch(T& t, const Params& p, Shared& s, uint32_t br
   put_row_sum(t, b.sums + c.row * (p.shape.hidden / kWarpColumns), c, squares(values(words)));
   if (!c.mine) return;
   GateWork& work = gate_work(s, c);
-  const uint32_t lane = ptx::lane_id();
+  const uint32_t lane = ptx::opaque(ptx::lane_id());
   work.stream[lane] = stream;
   work.beta[lane] = beta;
   work.branch[lane] = words;
@@ -129,7 +129,7 @@ MEGATRACE_DEVICE uint32_t* stream_sums(const Params& p, const Boundary& b, const
 template <class T>
 MEGATRACE_DEVICE void pass_gate(T& t, const Params& p, Shared& s, uint32_t branch, const Chunk& c) {
   const Boundary b = boundary_of(p, branch);
-  const uint32_t columns = p.shape.hidden, lane = ptx::lane_id();
+  const uint32_t columns = p.shape.hidden, lane = ptx::opaque(ptx::lane_id());
   const float sum = row_sum(t, p, b.sums + c.row * (columns / kWarpColumns), columns, c);
   const float scale = rms_scale(sum, reciprocal(static_cast<float>(columns)), b.eps);
   GateWork& work = gate_work(s, c);
@@ -148,7 +148,7 @@ template <class T>
 MEGATRACE_DEVICE void hand_over_normed(T& t, const Params& p, Shared& s, uint32_t branch,
                                        const Chunk& c) {
   const Boundary b = boundary_of(p, branch);
-  const uint32_t columns = p.shape.hidden, lane = ptx::lane_id();
+  const uint32_t columns = p.shape.hidden, lane = ptx::opaque(ptx::lane_id());
   const float sum = row_sum(t, p, stream_sums(p, b, c), columns, c);
   const float scale = rms_scale(sum, reciprocal(static_cast<float>(columns)), p.shape.eps_norm);
   if (!c.mine) return;

@@ -150,23 +150,20 @@ struct Sources {
 template <uint32_t kRows, class Words, class T, class Wait, class Producer>
 MEGATRACE_DEVICE void poll_rows(T& t, Wait wait, const Sources<Words, kRows>& from,
                                 Words (&words)[kRows], Producer&& producer) {
-  megatrace::LaneSlot slot;
   uint32_t missing = 0;
-  t.poll(wait, slot, [&] {
-    return try_load(
-        slot,
-        [&] {
-          missing = 0;
+  poll_words(
+      t, wait,
+      [&] {
+        missing = 0;
 #pragma unroll
-          for (uint32_t j = 0; j < kRows; ++j)
-            if (from.wanted[j]) words[j] = load_words(from.at[j]);
+        for (uint32_t j = 0; j < kRows; ++j)
+          if (from.wanted[j]) words[j] = load_words(from.at[j]);
 #pragma unroll
-          for (uint32_t j = 0; j < kRows; ++j)
-            if (from.wanted[j] && largest(words[j]) == kEmpty) missing = j + 1;
-          return missing == 0;
-        },
-        [&] { return producer(max(missing, 1u) - 1); });
-  });
+        for (uint32_t j = 0; j < kRows; ++j)
+          if (from.wanted[j] && largest(words[j]) == kEmpty) missing = j + 1;
+        return missing == 0;
+      },
+      [&] { return producer(max(missing, 1u) - 1); });
 }
 
 // A row that need not be polled, if there is one.
@@ -237,20 +234,17 @@ template <class T>
 MEGATRACE_DEVICE float row_sum(T& t, const Params& p, const uint32_t* sums, uint32_t columns,
                                const Chunk& c) {
   const uint32_t chunks = c.mine ? columns / kWarpColumns : 0, lane = ptx::lane_id();
-  megatrace::LaneSlot slot;
   uint32_t low = 0, high = 0;
-  t.poll(ev::row_sum_wait{}, slot, [&] {
-    return try_load(
-        slot,
-        [&] {
-          if (lane < chunks) low = ptx::load_relaxed(sums + lane);
-          if (lane + 32 < chunks) high = ptx::load_relaxed(sums + lane + 32);
-          return filled(low) && filled(high);
-        },
-        [&] {
-          return chunk_owner(p, columns, c.row, (lane + (filled(low) ? 32 : 0)) * kWarpColumns);
-        });
-  });
+  poll_words(
+      t, ev::row_sum_wait{},
+      [&] {
+        if (lane < chunks) low = ptx::load_relaxed(sums + lane);
+        if (lane + 32 < chunks) high = ptx::load_relaxed(sums + lane + 32);
+        return filled(low) && filled(high);
+      },
+      [&] {
+        return chunk_owner(p, columns, c.row, (lane + (filled(low) ? 32 : 0)) * kWarpColumns);
+      });
   return warp_sum(__uint_as_float(low) + __uint_as_float(high));
 }
 

@@ -13,7 +13,7 @@ CUDA graph of one step serves every later one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -32,10 +32,10 @@ BuildOf = Callable[[ExpertKind], Build]
 class Pools:
     """A framework's paged keys and values, in its own memory.
 
-    ``keys`` and ``values``: bf16 [slots, kv heads, 64] of each layer. ``sliding``: the layers
-    that lie in the pool of sliding layers. ``table``: int32 [requests, positions], the slot of
-    each position in the pool of all others. ``to_sliding``: from there to a slot of the sliding
-    pool; None where both are one.
+    ``keys`` and ``values``: bf16 or float8_e4m3fn [slots, kv heads, 64] of each layer.
+    ``sliding``: the layers that lie in the pool of sliding layers. ``table``: int32 [requests,
+    positions], the slot of each position in the pool of all others. ``to_sliding``: from there to
+    a slot of the sliding pool; None where both are one.
     """
 
     keys: Sequence[torch.Tensor]
@@ -99,7 +99,10 @@ class Decoder:
         taps: Sequence[int] = (),
         trace: TraceParams | None = None,
     ) -> None:
-        """``taps`` are layers whose output is wanted, ascending; ``trace`` the tracer's memory."""
+        """``taps`` are layers whose output is wanted, ascending; ``trace`` the tracer's memory.
+
+        What ``build`` says of the cache gives way to what the engine has.
+        """
         if engine.embedding is None:
             raise UsageError("a step begins with the embedding, the engine has none")
         self._engine, self._build, self._tables = engine, build, tables
@@ -150,7 +153,7 @@ class Decoder:
         return [
             Program(
                 [launch for _, launch in stretch],
-                self._build(kind),
+                replace(self._build(kind), cache=engine.cache_kind),
                 blocks=engine.blocks,
                 trace=self._trace,
             )

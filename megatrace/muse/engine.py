@@ -29,11 +29,12 @@ from megatrace.muse.params import (
     layer_weights,
     make_shape,
 )
-from megatrace.muse.plan import WORK_BYTES, scratch_bytes
+from megatrace.muse.plan import WORK_BYTES, CacheKind, scratch_bytes
 
 MAX_QUOTIENT = 1 << 20
 """Heads of a step times blocks stay below: ``quotient`` of heads.cuh is exact up to here."""
 Form = Literal["fused", "twin"]
+CACHE_DTYPES: dict[CacheKind, torch.dtype] = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 LAYER_PHASES: tuple[Phase, ...] = tuple(phase for phase in Phase if phase is not Phase.EMBED)
 """What a launch of a layer runs, the projections of the next layer included."""
 LAST_PHASES: tuple[Phase, ...] = tuple(
@@ -47,9 +48,9 @@ _EXCHANGES = ("attn_reduce", "expert_reduce", "pre_gather", "post_gather")
 class Cache:
     """Keys and values of one layer.
 
-    ``keys`` and ``values``: bf16 [slots, kv heads, 64]; ``slots``: int32 [positions], the slot of
-    each position; ``rope``: fp32 [positions, 64], cos(32) | sin(32), None without positions;
-    ``window``: keys a query sees, 0: all.
+    ``keys`` and ``values``: bf16 or float8_e4m3fn [slots, kv heads, 64]; ``slots``: int32
+    [positions], the slot of each position; ``rope``: fp32 [positions, 64], cos(32) | sin(32), None
+    without positions; ``window``: keys a query sees, 0: all.
     """
 
     keys: torch.Tensor
@@ -61,7 +62,7 @@ class Cache:
     def check(self, layer: int, rank: RankShape, device: str) -> None:
         """Raise UsageError where a tensor is not what the kernel reads."""
         for name, tensor in (("keys", self.keys), ("values", self.values)):
-            _check(f"{name} of layer {layer}", tensor, torch.bfloat16, device)
+            _check(f"{name} of layer {layer}", tensor, CACHE_DTYPES[self.kind], device)
             if tuple(tensor.shape[1:]) != (rank.kv_heads, HEAD_DIM):
                 raise UsageError(
                     f"{name} of layer {layer} are {tuple(tensor.shape)}: "
@@ -78,6 +79,15 @@ class Cache:
                     f"[positions, {HEAD_DIM}] is needed"
                 )
 
+    @property
+    def kind(self) -> CacheKind:
+        """How its keys are stored; raises UsageError where the kernel does not read that."""
+        for kind, dtype in CACHE_DTYPES.items():
+            if self.keys.dtype == dtype:
+                return kind
+        covered = " and ".join(str(dtype) for dtype in CACHE_DTYPES.values())
+        raise UsageError(f"keys and values in {self.keys.dtype}; the megakernel reads {covered}")
+
     def struct(self) -> KvCache:
         """The kernel's view of it."""
         return KvCache(
@@ -86,6 +96,7 @@ class Cache:
             slots=address_of(self.slots),
             rope=address_of(self.rope),
             window=self.window,
+            element_bytes=self.keys.element_size(),
         )
 
 
@@ -97,16 +108,23 @@ def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, device: str) -> 
         raise UsageError(f"{name} is on {tensor.device}, the megakernel runs on {device}")
 
 
-def new_cache(model: MuseConfig, rank: RankShape, layer: int, positions: int, device: str) -> Cache:
+def new_cache(
+    model: MuseConfig,
+    rank: RankShape,
+    layer: int,
+    positions: int,
+    device: str,
+    cache: CacheKind = "bf16",
+) -> Cache:
     """An empty cache of ``positions``, whose slots are the positions plus one.
 
     Slot 0 is the padding slot and stays free.
     """
-    kind = model.layers[layer]
+    kind, dtype = model.layers[layer], CACHE_DTYPES[cache]
     shape = (positions + 1, rank.kv_heads, HEAD_DIM)
     return Cache(
-        torch.zeros(shape, dtype=torch.bfloat16, device=device),
-        torch.zeros(shape, dtype=torch.bfloat16, device=device),
+        torch.zeros(shape, dtype=dtype, device=device),
+        torch.zeros(shape, dtype=dtype, device=device),
         torch.arange(1, positions + 1, dtype=torch.int32, device=device),
         rope_table(kind.rope_theta, positions, device) if kind.rope_theta > 0 else None,
         kind.window,
@@ -166,6 +184,11 @@ class Engine:
             raise UsageError(f"{len(self.layers)} layers with {len(self.caches)} caches")
         for i, cache in enumerate(self.caches):
             cache.check(i, self.rank, self.device)
+            if cache.kind != self.cache_kind:
+                raise UsageError(
+                    f"keys and values of layer {i} are in {cache.keys.dtype}, those of layer 0 in "
+                    f"{self.caches[0].keys.dtype}: one build of the megakernel reads them all"
+                )
         if self.embedding is not None:
             _check("embedding", self.embedding, torch.bfloat16, self.device)
         rows, device = self.max_rows, self.device
@@ -185,6 +208,11 @@ class Engine:
             for name, count in exchange_words(shape).items()
         }
         self._dump = {name: torch.zeros_like(t) for name, t in self.peers.items()}
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        """How the keys and values of all layers are stored."""
+        return self.caches[0].kind
 
     def shape(self, rows: int) -> Shape:
         """The sizes of a step of ``rows`` rows."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
-from megatrace.muse.plan import ExpertKind, packed_layer_bytes
+from megatrace.muse.plan import CACHE_BYTES, CacheKind, ExpertKind, packed_layer_bytes
 
 GB = 1e9
 _WORDS_OF_BLOCKS = 128 << 20
@@ -38,9 +38,9 @@ def packed_bytes(model: MuseConfig, rank: RankShape, kinds: Sequence[ExpertKind]
     return sum(packed_layer_bytes(model, rank, kind) for kind in kinds)
 
 
-def kv_bytes(model: MuseConfig, rank: RankShape, tokens: int) -> int:
-    """Bytes of the keys and values of one request of ``tokens``, bf16."""
-    row = 2 * rank.kv_heads * HEAD_DIM * 2
+def kv_bytes(model: MuseConfig, rank: RankShape, tokens: int, cache: CacheKind = "bf16") -> int:
+    """Bytes of the keys and values of one request of ``tokens``."""
+    row = 2 * rank.kv_heads * HEAD_DIM * CACHE_BYTES[cache]
     return sum(row * (min(kind.window or tokens, tokens)) for kind in model.layers)
 
 

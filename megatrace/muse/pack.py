@@ -126,11 +126,22 @@ def pack_layer(layer: LayerTensors, model: MuseConfig, fp4: Fp4Layout = "bits") 
 
 
 def pack_all(
-    layers: Iterable[LayerTensors], model: MuseConfig, fp4: Fp4Layout = "bits"
+    layers: Iterable[LayerTensors],
+    model: MuseConfig,
+    fp4: Fp4Layout = "bits",
+    each: Callable[[PackedLayer], object] | None = None,
 ) -> list[PackedLayer]:
-    """Pack layers one after the other: what only ``layers`` holds on to is free again at once."""
+    """Pack layers one after the other: what only ``layers`` holds on to is free again at once.
+
+    ``each`` is told of every pack before the next layer's turn.
+    """
+    packed = []
     with torch.no_grad():
-        return [pack_layer(layer, model, fp4) for layer in layers]
+        for layer in layers:
+            packed.append(pack_layer(layer, model, fp4))
+            if each is not None:
+                each(packed[-1])
+    return packed
 
 
 def _owned(scale: torch.Tensor | None) -> torch.Tensor | None:

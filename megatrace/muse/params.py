@@ -71,7 +71,7 @@ class KvCache(ctypes.Structure):
 
     _fields_: ClassVar[list[_Field]] = [
         *_fields(_pointer, "keys values slots rope"),
-        *_fields(_u32, "window unused"),
+        *_fields(_u32, "window element_bytes"),
     ]
 
 

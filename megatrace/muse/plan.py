@@ -13,6 +13,7 @@ from typing import Literal
 
 from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
 from megatrace.muse.params import CHUNK, SLICE, slices
+from megatrace.schema.traffic import LaunchBytes
 
 WORK_BYTES = 72 * 1024
 """A block's scratch memory: ``kWorkBytes``."""
@@ -23,6 +24,10 @@ REST_BYTES = 4096
 
 ExpertKind = Literal["bf16", "nvfp4"]
 """How the weights of a layer's experts are stored."""
+CacheKind = Literal["bf16", "e4m3"]
+"""How keys and values are stored, those of all layers alike; the scale of e4m3 is 1."""
+CACHE_BYTES: dict[CacheKind, int] = {"bf16": 2, "e4m3": 1}
+"""Of a key's or value's element."""
 
 TILE = 16
 """Rows of a tile."""
@@ -269,6 +274,7 @@ def layer_floor(
     distinct: float,
     context: int,
     rows: int,
+    cache: CacheKind = "bf16",
 ) -> FloorBytes:
     """What one layer must read on one rank.
 
@@ -287,7 +293,7 @@ def layer_floor(
         router=size["router"],
         around_experts=size["pre_proj"] + size["post_proj"],
         experts=round(distinct * expert),
-        kv=2 * keys * rank.kv_heads * HEAD_DIM * 2,
+        kv=2 * keys * rank.kv_heads * HEAD_DIM * CACHE_BYTES[cache],
     )
 
 
@@ -299,12 +305,13 @@ def step_floor(
     distinct: Sequence[float],
     context: int,
     rows: int,
+    cache: CacheKind = "bf16",
 ) -> FloorBytes:
     """What all layers of a step must read on one rank; ``kinds`` and ``distinct`` a layer each."""
     total = FloorBytes()
     for layer, (kind, hit) in enumerate(zip(kinds, distinct, strict=True)):
         total += layer_floor(
-            model, rank, layer, kind=kind, distinct=hit, context=context, rows=rows
+            model, rank, layer, kind=kind, distinct=hit, context=context, rows=rows, cache=cache
         )
     return total
 
@@ -316,3 +323,32 @@ def expected_distinct(model: MuseConfig, rank: RankShape, rows: int) -> float:
     """
     missed = (1 - model.top_k / model.experts) ** rows
     return float(rank.local_experts * (1 - missed))
+
+
+def launch_bytes(
+    model: MuseConfig,
+    rank: RankShape,
+    kinds: Sequence[ExpertKind],
+    *,
+    context: int | None = None,
+    rows: int = 1,
+) -> LaunchBytes:
+    """What launches of the fused kernel must read on one rank, as its capture says it.
+
+    A launch projects the queries, keys and values of the layer after it; the last one has none.
+    Keys and values are left out unless every step has ``rows`` over ``context`` keys.
+    """
+    qkv = projections(model, rank)["qkv"].bytes
+    always, expert = [], []
+    for layer, kind in enumerate(kinds):
+        none, one = (
+            layer_floor(
+                model, rank, layer, kind=kind, distinct=hit, context=context or 0, rows=rows
+            )
+            for hit in (0, 1)
+        )
+        last = layer == len(kinds) - 1
+        always.append(none.total - last * qkv - (context is None) * none.kv)
+        expert.append(one.experts)
+    left_out = "keys and values" if context is None else ""
+    return LaunchBytes("layer", tuple(always), tuple(expert), left_out)

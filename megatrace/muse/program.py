@@ -20,11 +20,12 @@ from megatrace.jit import HOST, Kernel, build, load
 from megatrace.jit.compilers import gpu_chip
 from megatrace.muse.events import MUSE, PHASES
 from megatrace.muse.params import Params, check_layout
-from megatrace.muse.plan import ExpertKind
+from megatrace.muse.plan import CacheKind, ExpertKind
 from megatrace.paths import asset_dir
 
 Level = Literal["off", "counters", "timeline"]
 LEVELS: tuple[Level, ...] = ("off", "counters", "timeline")
+CACHES: tuple[CacheKind, ...] = ("bf16", "e4m3")
 CHIPS: tuple[str, ...] = ("sm_90a", "sm_103a")
 """GPUs the kernel covers."""
 KERNELS: tuple[str, ...] = ("layer", *PHASES)
@@ -44,6 +45,7 @@ class Build:
     """Every try of a wait, not only those that block."""
     native: bool = False
     """NVFP4 codes in the checkpoint's order, for chips that convert them."""
+    cache: CacheKind = "bf16"
 
     @property
     def kernel(self) -> Kernel:
@@ -56,11 +58,12 @@ class Build:
                 "MUSE_LEVEL": str(LEVELS.index(self.level)),
                 "MUSE_DETAIL": str(int(self.every_record)),
                 "MUSE_EXPERTS": str(experts),
+                "MUSE_KV": str(CACHES.index(self.cache)),
             },
         )
 
     @classmethod
-    def here(cls, experts: ExpertKind, *, level: Level = "off") -> Build:
+    def here(cls, experts: ExpertKind, *, level: Level = "off", cache: CacheKind = "bf16") -> Build:
         """The build for the GPU of this process.
 
         Raises UsageError where there is none or the kernel does not cover it.
@@ -70,7 +73,7 @@ class Build:
             raise UsageError("no NVIDIA GPU here", hint="the host build runs anywhere: Build()")
         if chip not in CHIPS:
             raise UsageError(f"this GPU is {chip}; the megakernel covers {', '.join(CHIPS)}")
-        return cls(chip, experts, level, native=chip == "sm_103a")
+        return cls(chip, experts, level, native=chip == "sm_103a", cache=cache)
 
     def library(self) -> ctypes.CDLL:
         """The loaded library, from the cache or built. Raises BuildError, SchemaMismatch."""

@@ -21,6 +21,7 @@ from torch.nn.functional import linear, silu
 from megatrace.muse import nvfp4
 from megatrace.muse.config import EPS_ROUTER, HEAD_DIM, MuseConfig, RankShape
 from megatrace.muse.pack import residual_gate
+from megatrace.muse.plan import CacheKind
 from megatrace.muse.tensors import Experts, LayerTensors, gain
 
 Peers = Mapping[str, torch.Tensor]
@@ -46,6 +47,14 @@ SGLANG_CPU = Roundings(gate=True, expert_norm=True, combine=True)
 def bf(x: torch.Tensor) -> torch.Tensor:
     """Rounded to bf16, of that type."""
     return x.to(torch.bfloat16)
+
+
+def stored(x: torch.Tensor, cache: CacheKind) -> torch.Tensor:
+    """Bf16 keys or values as the cache gives them back, bf16."""
+    if cache == "bf16":
+        return x
+    most = torch.finfo(torch.float8_e4m3fn).max
+    return bf(x.clamp(-most, most).to(torch.float8_e4m3fn))
 
 
 def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -294,10 +303,15 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def qkv_finish(
-    qkv: torch.Tensor, rank: RankShape, table: torch.Tensor | None, eps: float
+    qkv: torch.Tensor,
+    rank: RankShape,
+    table: torch.Tensor | None,
+    eps: float,
+    cache: CacheKind = "bf16",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """fp32 [rows, qkv_rows] -> bf16 (q [rows, heads, 64], keys and values [rows, kv heads, 64],
     gate [rows, heads * 64]); ``table`` has the angles of these rows, None: no position encoding.
+    Keys and values are those that ``cache`` gives back.
     """  # noqa: D205
     queries, keys = rank.heads * HEAD_DIM, rank.kv_heads * HEAD_DIM
     q, k, v, gate = torch.split(bf(qkv), [queries, keys, keys, queries], dim=-1)
@@ -305,7 +319,7 @@ def qkv_finish(
     q, k = bf(rms(q, eps)), bf(rms(k, eps))
     if table is not None:
         q, k = rotate(q, table), rotate(k, table)
-    return q, k, v, gate
+    return q, stored(k, cache), stored(v, cache), gate
 
 
 def logits(

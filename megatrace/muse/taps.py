@@ -10,6 +10,7 @@ import torch
 from megatrace.muse import reference as ref
 from megatrace.muse.config import HEAD_DIM, LayerKind, MuseConfig, RankShape
 from megatrace.muse.pack import rope_table
+from megatrace.muse.plan import CacheKind
 from megatrace.muse.reference import KERNEL, Peers, Roundings
 from megatrace.muse.tensors import LayerTensors
 
@@ -19,7 +20,10 @@ Taps = dict[str, dict[str, torch.Tensor]]
 
 @dataclass(slots=True)
 class Past:
-    """Keys and values of one layer by position: bf16 [positions, kv heads, 64]."""
+    """Keys and values of one layer by position: bf16 [positions, kv heads, 64].
+
+    Of a cache in e4m3 they are what it gives back.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -42,6 +46,8 @@ class Reference:
     model: MuseConfig
     rank: RankShape
     roundings: Roundings = KERNEL
+    cache: CacheKind = "bf16"
+    """How this step's keys and values are stored before they are read."""
     _tables: dict[tuple[float, int, torch.device], torch.Tensor] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -57,7 +63,9 @@ class Reference:
         if kind.rope_theta:
             table = self._table(kind.rope_theta, a.device)[context : context + len(a)]
         qkv = ref.project(a, layer.qkv)
-        q, keys, values, gate = ref.qkv_finish(qkv, self.rank, table, self.model.eps_norm)
+        q, keys, values, gate = ref.qkv_finish(
+            qkv, self.rank, table, self.model.eps_norm, self.cache
+        )
         finished = {"q": q, "keys": keys, "values": values, "gate": gate}
         return {"qkv": {"qkv": qkv}, "qkv_finish": finished}
 

@@ -108,10 +108,12 @@ class Setup:
             pack_layer(random_layer(model, rank, i, experts=build.experts, device="cuda"), model)
             for i in range(layers)
         ]
-        caches = [new_cache(model, rank, i, context + rows, "cuda") for i in range(layers)]
+        caches = [
+            new_cache(model, rank, i, context + rows, "cuda", build.cache) for i in range(layers)
+        ]
         for cache in caches:
-            cache.keys.normal_()
-            cache.values.normal_()
+            for tensor in (cache.keys, cache.values):
+                tensor.copy_(torch.randn(tensor.shape, device="cuda"))
         embedding = torch.randn(4096, model.hidden, device="cuda").bfloat16()
         blocks = block_count(build)
         engine = Engine(
@@ -143,7 +145,7 @@ class Setup:
 
 def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:
     """Figures of one number of rows."""
-    build = Build.here(options.experts)
+    build = Build.here(options.experts, cache=options.cache)
     setup = Setup.make(options.layers, rows, options.context, build)
     engine = setup.engine
     programs = {
@@ -174,6 +176,7 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
         distinct=hit,
         context=options.context,
         rows=rows,
+        cache=options.cache,
     )
     floor_us = floor.total / bandwidth * 1e6 / options.layers
     figures = {
@@ -194,13 +197,13 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
         ),
     }
     if options.levels:
-        figures["overhead"] = level_overhead(setup, rows, options.experts, options.rounds)
+        figures["overhead"] = level_overhead(setup, rows, build, options.rounds)
     if options.phases:
         figures["phase_us"] = phase_times(setup, rows, build)
     return figures
 
 
-def level_overhead(setup: Setup, rows: int, experts: Any, rounds: int) -> dict[str, Any]:
+def level_overhead(setup: Setup, rows: int, build: Build, rounds: int) -> dict[str, Any]:
     """Percent over level off, in turn with it: of each level and of off itself."""
     engine = setup.engine
     cases: dict[str, tuple[Level, int]] = {
@@ -216,7 +219,7 @@ def level_overhead(setup: Setup, rows: int, experts: Any, rounds: int) -> dict[s
         name: PrivateTrace(engine.blocks, setup.layers, level) for name, (_, level) in cases.items()
     }
     timed = {
-        name: Timed(Program(launches, Build.here(experts, level=level), trace=traces[name].params))
+        name: Timed(Program(launches, replace(build, level=level), trace=traces[name].params))
         for name, (level, _) in cases.items()
     }
     engine.empty()
@@ -284,6 +287,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--experts", choices=("nvfp4", "bf16"), default="nvfp4")
+    parser.add_argument("--cache", choices=("bf16", "e4m3"), default="bf16")
     parser.add_argument("--phases", action="store_true")
     parser.add_argument("--levels", action="store_true")
     parser.add_argument("-o", "--out", type=Path)

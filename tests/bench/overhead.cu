@@ -47,6 +47,7 @@ struct Shared {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     stream(const char* weights, uint32_t tiles, float* out, typename T::Params trace) {
+  Launch<T> launch(trace);
   Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kStages; ++i) {
@@ -58,49 +59,48 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   ptx::launch_dependents();
   const char* mine = weights + size_t{blockIdx.x} * tiles * kTile;
-  if (threadIdx.x < 32) {
-    const auto load = [&](uint32_t i) {
-      const uint32_t stage = i % kStages;
-      if (ptx::lane_id() == 0) {
-        ptx::mbar_expect_tx(&s.full[stage], kTile);
-        ptx::bulk_load(s.tile[stage], mine + size_t{i} * kTile, kTile, &s.full[stage]);
-      }
-      ptx::syncwarp();
-    };
-    // The first fill waits for nothing, so it comes before the tracer.
-    ptx::dependency_wait();
+  const auto load = [&](uint32_t i) {
+    const uint32_t stage = i % kStages;
+    if (ptx::lane_id() == 0) {
+      ptx::mbar_expect_tx(&s.full[stage], kTile);
+      ptx::bulk_load(s.tile[stage], mine + size_t{i} * kTile, kTile, &s.full[stage]);
+    }
+    ptx::syncwarp();
+  };
+  ptx::dependency_wait();
+  // The first fill waits for nothing, so it comes before the tracer.
+  if (threadIdx.x < 32)
     for (uint32_t i = 0; i < kStages; ++i) load(i);
-    T t(trace);
+  launch.run([&](auto& t) {
     t.after_dependency();
-    for (uint32_t i = kStages; i < tiles; ++i) {
-      t.detail_instant(ev::tile{});
-      t.wait(ev::empty{}, &s.empty[i % kStages], (i / kStages + 1) & 1);
-      t.detail_instant(ev::tile{});
-      load(i);
-    }
-    t.end();
-  } else {
-    T t(trace);
-    ptx::dependency_wait();
-    t.after_dependency();
-    float sum = 0;
-    for (uint32_t i = 0; i < tiles; ++i) {
-      const uint32_t stage = i % kStages, parity = (i / kStages) & 1;
-      t.detail_instant(ev::tile{});
-      const Stalled stalled = t.wait_later(ev::full{}, &s.full[stage], parity);
-      const float4* tile = reinterpret_cast<const float4*>(s.tile[stage]);
-      for (uint32_t j = threadIdx.x - 32; j < kTile / 16; j += kThreads - 32) {
-        const float4 v = tile[j];
-        sum += v.x + v.y * v.z - v.w;
+    if (threadIdx.x < 32) {
+      for (uint32_t i = kStages; i < tiles; ++i) {
+        t.detail_instant(ev::tile{});
+        t.wait(ev::empty{}, &s.empty[i % kStages], (i / kStages + 1) & 1);
+        t.detail_instant(ev::tile{});
+        load(i);
       }
-      ptx::syncwarp();
-      if (ptx::lane_id() == 0) ptx::mbar_arrive(&s.empty[stage]);
-      t.commit(ev::full{}, stalled);
-      t.detail_instant(ev::tile{});
+      t.end();
+    } else {
+      float sum = 0;
+      for (uint32_t i = 0; i < tiles; ++i) {
+        const uint32_t stage = i % kStages, parity = (i / kStages) & 1;
+        t.detail_instant(ev::tile{});
+        const Stalled stalled = t.wait_later(ev::full{}, &s.full[stage], parity);
+        const float4* tile = reinterpret_cast<const float4*>(s.tile[stage]);
+        for (uint32_t j = threadIdx.x - 32; j < kTile / 16; j += kThreads - 32) {
+          const float4 v = tile[j];
+          sum += v.x + v.y * v.z - v.w;
+        }
+        ptx::syncwarp();
+        if (ptx::lane_id() == 0) ptx::mbar_arrive(&s.empty[stage]);
+        t.commit(ev::full{}, stalled);
+        t.detail_instant(ev::tile{});
+      }
+      if (sum == 12345.f) out[0] = sum;
+      t.end();
     }
-    if (sum == 12345.f) out[0] = sum;
-    t.end();
-  }
+  });
 }
 
 // The variants; the kernel is the same source for all.

@@ -2,7 +2,8 @@
 
     megatrace record -o layer.mtr -- python -m tests.bench.record_layer [--layers 4] [--rows 16]
 
-On a GPU at released sizes, one rank of TP8/EP8 with its peers emulated.
+On a GPU at released sizes, one rank of TP8/EP8 with its peers emulated. The capture says what
+a launch must read and what a copy on this GPU delivered, so that its views have the floor.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 
 from megatrace.agent.kernel import KernelAgent, RingSize
 from megatrace.muse.events import MUSE, ROLES
+from megatrace.muse.plan import launch_bytes
 from megatrace.muse.program import KERNELS, Build, Program
-from tests.bench.bench_layer import Setup
+from megatrace.schema.traffic import COPY_BANDWIDTH, LAUNCH_BYTES
+from tests.bench.bench_layer import Setup, copy_bandwidth
 
 
 def main() -> int:
@@ -28,6 +31,8 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--form", choices=("fused", "twin"), default="fused")
     options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    torch.cuda.empty_cache()
     build = Build(target="sm_90a", level="timeline")
     setup = Setup.make(options.layers, options.rows, options.context, build)
     engine = setup.engine
@@ -39,6 +44,12 @@ def main() -> int:
         device="cuda",
         size=RingSize(lines=256, layers=options.layers),
     )
+    kinds = [layer.kind for layer in engine.layers]
+    said = launch_bytes(
+        engine.model, engine.rank, kinds, context=options.context, rows=options.rows
+    )
+    agent.fact(LAUNCH_BYTES, said.to_fact())
+    agent.fact(COPY_BANDWIDTH, {"bytes_per_s": bandwidth, "how": "a copy of 2 GiB"})
     launches = engine.step(options.rows, options.form, embed=True)
     with agent, Program(launches, build, trace=agent.params) as program:
         engine.empty()

@@ -29,8 +29,10 @@ MEGATRACE_DEVICE uint2 convert(uint32_t which, uint32_t a, uint32_t b, uint32_t 
       return make_uint2(ptx::kHasE2m1 ? ptx::e2m1x2_to_f16x2(a) : 0, ptx::kHasE2m1);
     case 7:
       return make_uint2(bits(ptx::exp2_approx(x)), bits(ptx::rsqrt(y)));
-    default:
+    case 8:
       return make_uint2(bits(ptx::shuffle(x, 5u)), bits(ptx::shuffle_xor(y, 3u)));
+    default:
+      return make_uint2(ptx::pack_e4m3(x, y), 0);
   }
 }
 

@@ -15,6 +15,7 @@ TABLE = EventTable("arithmetic", (Event(16, "work", Kind.SPAN, "Unused."),))
 SOURCE = Path(__file__).with_name("arithmetic.cu")
 
 BF16_UNPACK, BF16_ONE, BF16_PACK, F16_UNPACK, F16_PACK, E4M3, E2M1, FUNCTIONS, SHUFFLES = range(9)
+E4M3_PACK = 9
 """The kernel's conversions."""
 
 Words = NDArray[np.uint32]
@@ -111,6 +112,28 @@ def nearest_f16(values: np.ndarray, *, saturate: bool) -> NDArray[np.uint16]:
         given = np.clip(values, -65504, 65504) if saturate else values
         codes = given.astype(np.float16).view(np.uint16)
     return np.where(np.isnan(values), 0x7FFF, codes).astype(np.uint16)
+
+
+def e4m3_values(codes: np.ndarray) -> Floats:
+    """What codes of 4 bits of exponent and 3 of mantissa stand for; 0x7f and 0xff are NaN."""
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(
+        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0)
+    )
+    value = np.where(codes & 127 == 127, np.nan, np.where(codes & 128, -size, size))
+    return value.astype(np.float32)
+
+
+def nearest_e4m3(values: Floats) -> NDArray[np.uint8]:
+    """The nearest finite code of e4m3, the even one of two as near; NaN is 0x7f."""
+    scale = e4m3_values(np.arange(127)).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        size = np.minimum(np.abs(values).astype(np.float64), scale[-1])
+    lower = np.clip(np.searchsorted(scale, size, side="right") - 1, 0, 125)
+    to_lower, to_upper = size - scale[lower], scale[lower + 1] - size
+    up = (to_upper < to_lower) | ((to_upper == to_lower) & (lower % 2 == 1))
+    code = (lower + up) | np.where(np.signbit(values), 0x80, 0)
+    return np.where(np.isnan(values), 0x7F, code).astype(np.uint8)
 
 
 def hard_floats(values: Floats, seed: int) -> Floats:

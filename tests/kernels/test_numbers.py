@@ -80,16 +80,19 @@ def test_products_of_f16_are_rounded_once(kernels: Arithmetic) -> None:
 
 
 def test_every_e4m3_code_is_the_f16_it_stands_for(kernels: Arithmetic) -> None:
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    size = np.where(
-        exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7)
-    )
-    value = np.where(code & 127 == 127, np.nan, np.where(code & 128, -size, size))
-    wanted = n.nearest_f16(value, saturate=True)
+    wanted = n.nearest_f16(n.e4m3_values(np.arange(256)), saturate=True)
     low, high = halves(kernels.convert(n.E4M3, CODES)[0])
     assert np.array_equal(low, wanted[CODES & 255])
     assert np.array_equal(high, wanted[CODES >> 8])
+
+
+def test_floats_become_the_nearest_e4m3_and_stay_finite(kernels: Arithmetic) -> None:
+    values = hard_floats(n.e4m3_values(np.arange(256)), seed=6)
+    values = np.concatenate([values, n.bf16_values(CODES)])
+    wanted = n.nearest_e4m3(values)
+    codes, _ = kernels.convert(n.E4M3_PACK, values, values[::-1].copy())
+    assert np.array_equal(codes.astype(np.uint8), wanted)
+    assert np.array_equal((codes >> 8).astype(np.uint8), wanted[::-1])
 
 
 def test_every_e2m1_code_is_the_f16_it_stands_for(kernels: Arithmetic) -> None:

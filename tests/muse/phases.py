@@ -17,8 +17,9 @@ from megatrace.muse.engine import Cache, Engine, Form, new_cache
 from megatrace.muse.layout import Fp4Layout
 from megatrace.muse.pack import pack_layer
 from megatrace.muse.params import EMPTY, Params, Phase, handoff_offsets, handoff_views
-from megatrace.muse.plan import ExpertKind
+from megatrace.muse.plan import CacheKind, ExpertKind
 from megatrace.muse.program import Build, Program
+from megatrace.muse.reference import stored
 from megatrace.muse.taps import Past, Reference, Taps
 from megatrace.muse.tensors import LayerTensors, random_layer
 
@@ -38,11 +39,20 @@ WHOLE_LAYER = 6e-3
 """
 NEAR_TIE = 1e-3
 """Scores of experts that are this close may change their order with those roundings."""
+MANTISSAS: dict[CacheKind, tuple[int, float]] = {"bf16": (7, 2.0**-126), "e4m3": (3, 2.0**-6)}
+"""Bits of a cache's numbers after the first, and the least whose first is a one."""
+CODES = 4e-3
+"""Keys and values in e4m3: where one is a step off, by 2^-3 of itself at most. A last bit of bf16
+takes one in sixteen there.
+"""
+CODES_OF_A_LAYER = 2e-2
+"""The same after a layer, whose projection is off by 3e-3: of a code's width, one in forty."""
 LIMITS = {
     "heads": ATTENDED,
     **dict.fromkeys(("o", "logits", "pre", "weights", "post", "qkv"), SUMS),
     **dict.fromkeys(("x", "stream", "y", "act", "down", "sum", "a", "q", "gate"), ROUNDED),
     **dict.fromkeys(("keys", "values"), ROUNDED),
+    **dict.fromkeys(("e4m3_keys", "e4m3_values"), CODES),
     "cache_ulps": 1,
     "ids": 0,
     "elsewhere": 0,
@@ -61,8 +71,9 @@ def beyond(found: Found) -> Found:
 
 def beyond_in_a_layer(found: Found) -> Found:
     """The same of a whole layer, whose phases read what the ones before have made."""
-    exact = ("ids", "elsewhere")
-    return {n: off for n, off in found.items() if not off <= (0 if n in exact else WHOLE_LAYER)}
+    limits = dict.fromkeys(("ids", "elsewhere"), 0.0)
+    limits |= dict.fromkeys(("e4m3_keys", "e4m3_values"), CODES_OF_A_LAYER)
+    return {n: off for n, off in found.items() if not off <= limits.get(n, WHOLE_LAYER)}
 
 
 def flat(taps: Taps) -> dict[str, torch.Tensor]:
@@ -85,18 +96,29 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def ulps(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest distance of two bf16 tensors [..., 64], in steps from one bf16 to the next.
+def ulps(found: torch.Tensor, expected: torch.Tensor, cache: CacheKind = "bf16") -> float:
+    """Largest distance of keys or values [..., 64], in steps from one of the cache to the next.
 
     Steps are those of the larger of a rotary pair: a step in the norm before the rotation moves
     both. Infinite where something is no number.
     """
+    bits, least = MANTISSAS[cache]
     if not (found.isfinite().all() and expected.isfinite().all()):
         return float("inf")
     found, expected = (t.float().unflatten(-1, (HEAD_DIM // 2, 2)) for t in (found, expected))
-    largest = expected.abs().amax(dim=-1, keepdim=True).clamp(min=2.0**-126)
-    step = torch.exp2(torch.floor(torch.log2(largest)) - 7)
+    largest = expected.abs().amax(dim=-1, keepdim=True).clamp(min=least)
+    step = torch.exp2(torch.floor(torch.log2(largest)) - bits)
     return float(((found - expected).abs() / step).max())
+
+
+def kept(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Keys or values of some slots as they are read, bf16."""
+    return tensor.view(torch.uint8)[slots].view(tensor.dtype).bfloat16()
+
+
+def keep(tensor: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Overwrites keys or values of some slots."""
+    tensor.view(torch.uint8)[slots] = rows.to(tensor.dtype).view(torch.uint8)
 
 
 def margins(logits: torch.Tensor, bias: torch.Tensor, model: MuseConfig) -> torch.Tensor:
@@ -124,6 +146,7 @@ class Case:
     """NVFP4 codes in the order of chips that convert them; the host build takes either."""
     edit: Edit | None = None
     """Changes the first layer's weights."""
+    cache: CacheKind = "bf16"
 
     def __post_init__(self) -> None:
         generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -141,13 +164,15 @@ class Case:
         if self.edit is not None:
             self.tensors[0] = self.edit(self.tensors[0])
         if self.device == "cpu":
-            self.build = Build(experts=self.kind, native=self.native)
+            self.build = Build(experts=self.kind, native=self.native, cache=self.cache)
         else:
-            self.build = Build.here(self.kind)
+            self.build = Build.here(self.kind, cache=self.cache)
         fp4: Fp4Layout = "native" if self.build.native else "bits"
         positions = self.positions or self.context + self.rows
         self.caches = [
-            self._poisoned(new_cache(self.model, self.rank, self.layer + i, positions, self.device))
+            self._poisoned(
+                new_cache(self.model, self.rank, self.layer + i, positions, self.device, self.cache)
+            )
             for i in range(2)
         ]
         self.engine = Engine(
@@ -171,8 +196,8 @@ class Case:
             cache.slots.numel(), generator=torch.Generator().manual_seed(self.seed)
         ).to(self.device)
         slots = cache.slots[order].contiguous()
-        cache.keys.fill_(POISON)
-        cache.values.fill_(POISON)
+        for tensor in (cache.keys, cache.values):
+            tensor.view(torch.uint8).fill_(0xFF)  # no number in either form
         return Cache(cache.keys, cache.values, slots, cache.rope, cache.window)
 
     def _reference(self) -> Taps:
@@ -180,16 +205,16 @@ class Case:
         kind = model.layers[self.layer]
         past = Past.empty(rank, self.device)
         shape = (self.context, rank.kv_heads, HEAD_DIM)
-        past.add(self._draw(*shape).bfloat16(), self._draw(*shape).bfloat16())
+        past.add(*(stored(self._draw(*shape).bfloat16(), self.cache) for _ in range(2)))
         self.stream = self._draw(self.rows, model.hidden)
-        reference = Reference(model, rank)
+        reference = Reference(model, rank, cache=self.cache)
         peers = self.engine.peers if rank.ranks > 1 else None
         taps = reference.layer(
             self.tensors[0], kind, self.stream, past, self.tensors[1].input_norm, peers
         )
         slots = self.caches[0].slots[: self.context + self.rows].long()
-        self.caches[0].keys[slots] = past.keys
-        self.caches[0].values[slots] = past.values
+        keep(self.caches[0].keys, slots, past.keys)
+        keep(self.caches[0].values, slots, past.values)
         following = reference.begin(
             self.tensors[1],
             model.layers[self.layer + 1],
@@ -343,17 +368,21 @@ def _qkv_finish(case: Case, rows: Rows = ALL_ROWS) -> Found:
     """Queries and gates; keys and values, of which the next layer has no others yet."""
     cache = case.caches[1]
     expected = {name: tensor[rows] for name, tensor in case.taps["next_qkv_finish"].items()}
-    new = slice(case.context, case.context + case.rows)
+    new = cache.slots[case.context : case.context + case.rows].long()
     others = torch.ones(len(cache.keys), dtype=torch.bool, device=case.device)
-    others[cache.slots[new].long()] = False
-    keys, values = (t[cache.slots[new].long()][rows] for t in (cache.keys, cache.values))
+    others[new] = False
+    keys, values = (kept(t, new)[rows] for t in (cache.keys, cache.values))
+    prefix = "" if case.cache == "bf16" else f"{case.cache}_"
+    untouched = [kept(t, others).isnan() for t in (cache.keys, cache.values)]
     return {
         "q": error(case.engine.q[rows].view(expected["q"].shape), expected["q"]),
         "gate": error(case.engine.gate[rows], expected["gate"]),
-        "keys": error(keys, expected["keys"]),
-        "values": error(values, expected["values"]),
-        "cache_ulps": max(ulps(keys, expected["keys"]), ulps(values, expected["values"])),
-        "elsewhere": float((~cache.keys[others].isnan() | ~cache.values[others].isnan()).sum()),
+        f"{prefix}keys": error(keys, expected["keys"]),
+        f"{prefix}values": error(values, expected["values"]),
+        "cache_ulps": max(
+            ulps(keys, expected["keys"], case.cache), ulps(values, expected["values"], case.cache)
+        ),
+        "elsewhere": float((~torch.cat(untouched)).sum()),
     }
 
 

@@ -166,3 +166,17 @@ def test_a_grid_too_small_for_the_rows_of_a_step_shows_in_its_scratch_memory(
     blocks: int, fits: bool
 ) -> None:
     assert (plan.scratch_bytes(RELEASED, 16, blocks) <= plan.WORK_BYTES) == fits
+
+
+@pytest.mark.parametrize("context", [None, 4096])
+def test_bytes_of_launches_and_of_layers_are_the_same_bytes(context: int | None) -> None:
+    """Of a step: all but the projection for layer 0, which the first launch does."""
+    kinds: list[plan.ExpertKind] = ["bf16", *["nvfp4"] * 60, "bf16"]  # type: ignore[list-item]
+    rank = RELEASED.shard(0, 8, True)
+    said = plan.launch_bytes(RELEASED, rank, kinds, context=context, rows=16)
+    step = plan.step_floor(RELEASED, rank, kinds=kinds, distinct=[3] * 62, context=4096, rows=16)
+    qkv = plan.projections(RELEASED, rank)["qkv"].bytes
+    kv = 0 if context else step.kv
+    assert sum(said.always) + 3 * sum(said.expert) == step.total - qkv - kv
+    assert said.left_out == ("" if context else "keys and values")
+    assert said.always[-1] < said.always[-2]

@@ -95,8 +95,10 @@ def test_no_level_touches_local_memory(compiled: Compiled, level: str) -> None:
     assert not opcodes & {"LDL", "STL"}
 
 
-@pytest.mark.parametrize("level", ["counters", "timeline", "all"])
-def test_the_loads_of_a_tile_stay_batched(compiled: Compiled, level: str) -> None:
+@pytest.mark.parametrize(("level", "bodies"), [("counters", 2), ("timeline", 3), ("all", 3)])
+def test_the_loads_of_a_tile_stay_batched_in_every_body(
+    compiled: Compiled, level: str, bodies: int
+) -> None:
     plain = sass.load_batches(compiled.code("off"))
     assert max(plain) > 1
-    assert sass.load_batches(compiled.code(level)) == plain
+    assert sass.load_batches(compiled.code(level)) == plain * bodies

@@ -21,16 +21,22 @@ LEVELS = ("off", "counters", "timeline")
 STRIPPED = "stripped"
 EXPERTS = {"sm_90a": (1, "BitLayout"), "sm_103a": (2, "NativeLayout")}
 """NVFP4 as each chip takes it: MUSE_EXPERTS, and its type."""
+CACHES = {"bf16": "Bf16Cache", "e4m3": "E4m3Cache"}
+"""Keys and values as MUSE_KV numbers them, and their types."""
 TILES = ("Li1E", "Li2E")
 """In the mangled names: steps of up to 8 rows, and of up to 16."""
 KNOWN_SPILL_BYTES = {
-    ("sm_103a", "off"): 8,
-    ("sm_103a", "counters"): 8,
-    ("sm_103a", "timeline"): 36,
+    ("sm_90a", "counters"): 8,
+    ("sm_90a", "timeline"): 36,
+    ("sm_103a", "off"): 16,
+    ("sm_103a", "counters"): 24,
+    ("sm_103a", "timeline"): 40,
 }
 """Stores and loads of an instance, once a launch; none is the goal, and holds elsewhere."""
 # Slow ones first, so that two compilers end at nearly the same time.
-BUILDS = [(arch, level) for level in (*LEVELS[::-1], STRIPPED) for arch in sass.ARCHS]
+BUILDS = [
+    (arch, level, cache) for level in LEVELS[::-1] for cache in CACHES for arch in sass.ARCHS
+] + [(arch, STRIPPED, "bf16") for arch in sass.ARCHS]
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,17 @@ class Build:
         return [Counter(instruction.opcode for instruction in code) for code in self.code]
 
 
+Builds = dict[tuple[str, str, str], Build]
+"""By chip, level and cache."""
+
+
 def write_stripped(folder: Path, layout: str) -> Path:
     """The kernel as one would have written it without a tracer."""
     for header in SOURCES.glob("*.cuh"):
         if header.name != "program.cuh":  # the host's half
             (folder / header.name).write_text(strip(header.read_text(), keep_events=True))
     instances = "".join(
-        f"template __global__ void layer<{tiles}, Nvfp4Experts<{layout}>>"
+        f"template __global__ void layer<{tiles}, Nvfp4Experts<{layout}>, Bf16Cache>"
         "(const __grid_constant__ Params);\n"
         for tiles in (1, 2)
     )
@@ -80,7 +90,7 @@ def write_stripped(folder: Path, layout: str) -> Path:
     return source
 
 
-def compile_build(folder: Path, arch: str, level: str) -> Build:
+def compile_build(folder: Path, arch: str, level: str, cache: str) -> Build:
     folder.mkdir()
     number, layout = EXPERTS[arch]
     (folder / "muse_events.cuh").write_text(table_header(MUSE))
@@ -88,13 +98,14 @@ def compile_build(folder: Path, arch: str, level: str) -> Build:
         return Build(sass.compile_cubin(write_stripped(folder, layout), arch))
     source = folder / "layer.cu"
     source.write_text((SOURCES / "layer.cu").read_text())
-    macros = {"LEVEL": LEVELS.index(level), "DETAIL": 0, "EXPERTS": number}
+    kind = list(CACHES).index(cache)
+    macros = {"LEVEL": LEVELS.index(level), "DETAIL": 0, "EXPERTS": number, "KV": kind}
     defines = [f"-DMUSE_{name}={value}" for name, value in macros.items()]
     return Build(sass.compile_cubin(source, arch, f"-I{SOURCES}", *defines))
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Build]:
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     """Everything, compiled two at a time."""
     folder = tmp_path_factory.mktemp("layer")
     with ThreadPoolExecutor(2) as pool:
@@ -107,21 +118,27 @@ def arch(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=CACHES)
+def cache(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=LEVELS)
-def build(request: pytest.FixtureRequest, arch: str, builds: dict[tuple[str, str], Build]) -> Build:
-    return builds[arch, request.param]
+def build(request: pytest.FixtureRequest, arch: str, builds: Builds) -> Build:
+    return builds[arch, request.param, "bf16"]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_more_spills_than_are_known(
-    level: str, arch: str, builds: dict[tuple[str, str], Build]
-) -> None:
+def test_no_more_spills_than_are_known(level: str, arch: str, cache: str, builds: Builds) -> None:
     most = KNOWN_SPILL_BYTES.get((arch, level), 0)
-    assert max(usage.spill_bytes for usage in builds[arch, level].usages) <= most
+    assert max(usage.spill_bytes for usage in builds[arch, level, cache].usages) <= most
 
 
-def test_a_block_of_twelve_warps_fits_the_registers_of_an_sm(build: Build) -> None:
-    assert max(usage.registers for usage in build.usages) <= 168
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_block_of_twelve_warps_fits_the_registers_of_an_sm(
+    level: str, arch: str, cache: str, builds: Builds
+) -> None:
+    assert max(usage.registers for usage in builds[arch, level, cache].usages) <= 168
 
 
 def test_weights_come_by_bulk_copies(build: Build) -> None:
@@ -150,26 +167,31 @@ def test_polls_go_past_the_l1_cache_without_emptying_it(build: Build) -> None:
         assert not [opcode for opcode in opcodes if opcode.startswith("CCTL")]
 
 
-def test_hand_offs_take_no_atomics_and_no_fences(
-    builds: dict[tuple[str, str], Build], arch: str
+def test_keys_and_values_in_e4m3_are_converted_by_hardware(
+    builds: Builds, arch: str, cache: str
 ) -> None:
-    for opcodes in builds[arch, "off"].opcodes:
+    for opcodes in builds[arch, "off", cache].opcodes:
+        narrows = any(opcode.startswith("F2FP.SATFINITE.E4M3") for opcode in opcodes)
+        assert narrows == (cache == "e4m3")
+    plain, codes = (builds[arch, "off", name].opcodes for name in CACHES)
+    for without, widens in zip(plain, codes, strict=True):
+        assert widens["F2FP.F16.E4M3.UNPACK_B"] > without["F2FP.F16.E4M3.UNPACK_B"]
+
+
+def test_hand_offs_take_no_atomics_and_no_fences(builds: Builds, arch: str, cache: str) -> None:
+    for opcodes in builds[arch, "off", cache].opcodes:
         heads = {opcode.partition(".")[0] for opcode in opcodes}
         assert not heads & {"ATOM", "ATOMG", "RED", "REDG", "MEMBAR", "ERRBAR"}
 
 
-def test_off_is_byte_identical_to_the_source_without_a_tracer(
-    builds: dict[tuple[str, str], Build], arch: str
-) -> None:
-    off, plain = builds[arch, "off"], builds[arch, STRIPPED]
+def test_off_is_byte_identical_to_the_source_without_a_tracer(builds: Builds, arch: str) -> None:
+    off, plain = builds[arch, "off", "bf16"], builds[arch, STRIPPED, "bf16"]
     assert off.usages == plain.usages
     assert off.code == plain.code
     assert off.texts == plain.texts
 
 
 @pytest.mark.parametrize("level", ["counters", "timeline"])
-def test_a_level_that_is_on_changes_the_code(
-    builds: dict[tuple[str, str], Build], arch: str, level: str
-) -> None:
-    off, on = (builds[arch, name] for name in ("off", level))
+def test_a_level_that_is_on_changes_the_code(builds: Builds, arch: str, level: str) -> None:
+    off, on = (builds[arch, name, "bf16"] for name in ("off", level))
     assert all(a != b for a, b in zip(off.texts, on.texts, strict=True))

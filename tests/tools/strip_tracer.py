@@ -4,6 +4,8 @@
     t.wait(ev::full{}, bar, parity, ...)      ->  megatrace::mbar_wait("full", bar, parity)
     stalled = t.wait_later(ev::full{}, b, p)  ->  megatrace::mbar_wait("full", b, p)
     t.poll(ev::partials{}, slot, ready, ...)  ->  megatrace::poll("partials", slot, ready)
+    Launch<T> launch(trace);                  ->  nothing
+    launch.run([&](auto& t) { ... });         ->  [&] { ... }();
     every other call of t, every Stalled      ->  nothing
 
 A kernel that hands events on, from function to function or in a variable, keeps their types and
@@ -83,6 +85,19 @@ def strip_calls(text: str, tracer: str, name: Callable[[str], str]) -> str:
     return "".join([*out, text[at:]])
 
 
+def strip_launch(text: str, tracer: str, policy: str) -> str:
+    """Without the choice of a level: what it would run is called as it is."""
+    made = re.search(rf"\b(?:megatrace::)?Launch<{policy}> (\w+)\(\w+\);", text)
+    if made is None:
+        return text
+    text = text.replace(made.group(), "")
+    call = re.search(rf"\b{made.group(1)}\.run\((\[&\])\(auto& {tracer}\) ", text)
+    if call is None:
+        raise ValueError(f"{made.group()!r} runs nothing that can be stripped")
+    end = closing(text, text.index("(", call.start()))
+    return text[: call.start()] + "[&] " + text[call.end() : end] + "()" + text[end + 1 :]
+
+
 def strip(source: str, *, tracer: str = "t", policy: str = "T", keep_events: bool = False) -> str:
     """``source`` without its tracer; ``tracer`` and ``policy`` are its object and its type.
 
@@ -99,6 +114,7 @@ def strip(source: str, *, tracer: str = "t", policy: str = "T", keep_events: boo
     text = re.sub(among_others, r"\1", text)
     text = re.sub(rf",\s*(?:const\s+)?typename {policy}::Params (\w+)\)", ")", text)
     text = re.sub(rf"\b{policy} {tracer}\(\w+\);", "", text)
+    text = strip_launch(text, tracer, policy)
     text = strip_calls(text, tracer, (lambda e: f"({e}).name") if keep_events else event_name)
     text = re.sub(rf"\b{policy}& {tracer}(?:,\s*)?", "", text)
     text = re.sub(rf"\(\s*{tracer}(?:,\s*|(?=\)))", "(", text)

@@ -62,6 +62,11 @@ MEGATRACE_DEVICE uint32_t opaque(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }
+template <class T>
+MEGATRACE_DEVICE T* opaque(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
 
 // No value, at no cost: for who will not look.
 MEGATRACE_DEVICE uint32_t undefined() {

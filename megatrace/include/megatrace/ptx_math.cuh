@@ -75,6 +75,13 @@ MEGATRACE_DEVICE uint32_t e4m3x2_to_f16x2(uint32_t codes) {
   return pair;
 }
 
+// What is too large becomes +-448; NaN stays NaN.
+MEGATRACE_DEVICE uint16_t pack_e4m3(float lo, float hi) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(hi), "f"(lo));
+  return codes;
+}
+
 // Two codes in the low 8 bits; exact. Only where kHasE2m1: traps elsewhere.
 MEGATRACE_DEVICE uint32_t e2m1x2_to_f16x2(uint32_t codes) {
 #if MEGATRACE_HAS_E2M1

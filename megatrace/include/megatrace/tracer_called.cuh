@@ -14,34 +14,28 @@
 
 #if !defined(MEGATRACE_HOST_BUILD)
 
-// A function of the kernel: the compiler keeps its registers apart from its callers', so that a
-// call saves nothing.
-#define MEGATRACE_FUNCTION static __device__ __noinline__
-
 namespace megatrace {
 
-template <Level L, Detail D, uint32_t kWarps>
-class Called : public Calls<Called<L, D, kWarps>, L, D> {
-  static constexpr bool kTimeline = L == Level::timeline;
-  static constexpr bool kAll = kTimeline && D == Detail::all;
+template <Detail D, uint32_t kWarps>
+class Called : public Calls<Called<D, kWarps>, Level::timeline, D> {
+  static constexpr bool kAll = D == Detail::all;
 
  public:
   using Params = TraceParams;
 
-  // Reads the clocks.
-  MEGATRACE_DEVICE explicit Called(const Params& params) {
+  // Of a launch that is known to want a timeline, on this SM. Reads the clocks.
+  MEGATRACE_DEVICE Called(const Params& params, uint2 control) {
     State& s = state();
     s.p = params;
     if (ptx::lane_id() < kZeroed)
-      reinterpret_cast<uint4*>(&s.control)[ptx::lane_id()] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<uint4*>(&s.cursor)[ptx::lane_id()] = make_uint4(0, 0, 0, 0);
     ptx::syncwarp();
     uint64_t ns, t0;
     ptx::read_clocks(ns, t0);
-    if constexpr (kTimeline) {
-      if (on_edge())
-        for (const uint64_t before = ns; ns == before;) ptx::read_clocks(ns, t0);
-      s.ns = ns;
-    }
+    if (on_edge())
+      for (const uint64_t before = ns; ns == before;) ptx::read_clocks(ns, t0);
+    s.ns = ns;
+    s.step = control.x;
     // No wait begins before the launch: none is found to hang yet.
     const uint32_t low = static_cast<uint32_t>(t0);
     put_now(s, {low, static_cast<uint32_t>(t0 >> 32), kHeaderWords, low - 1});
@@ -49,18 +43,16 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
   Called(const Called&) = delete;
   Called& operator=(const Called&) = delete;
 
-  // Asks for the control word, and for the warp's cursor, which the launch before may just have
-  // written. Nobody waits for an answer before a line is full.
+  // Asks for the warp's cursor, which the launch before may just have written. Nobody waits for
+  // the answer before a line is full.
   MEGATRACE_DEVICE void after_dependency() { ask(); }
   MEGATRACE_DEVICE void head() {}
 
   template <class... Args>
   MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
     static_assert(sizeof...(Args) <= 2, "a called tracer takes two arguments");
-    if constexpr (kTimeline) {
-      const uint32_t a[] = {args..., ptx::undefined(), ptx::undefined()};
-      put(id | (1 + sizeof...(args)) << kWordsShift, a[0], a[1]);
-    }
+    const uint32_t a[] = {args..., ptx::undefined(), ptx::undefined()};
+    put(id | (1 + sizeof...(args)) << kWordsShift, a[0], a[1]);
   }
 
   template <class E>
@@ -77,19 +69,17 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     static_assert(E::args <= 2, "a called tracer takes two arguments");
     const uint32_t begin = static_cast<uint32_t>(ptx::clock64());
     uint32_t misses = 0;
+    LastMissed<Slot> missed(slot);
     while (!ready()) {
-      if (MEGATRACE_RARE((++misses & (kMissesPerLook - 1)) == 0)) {
-        if constexpr (kTimeline)
-          look_at(begin, event.id, slot);
-        else
-          look(begin, event.id, 0);
-      }
+      missed.miss();
+      if (MEGATRACE_RARE((++misses & (kMissesPerLook - 1)) == 0))
+        look_at(begin, event.id, missed.get());
     }
     if (misses == 0) {
       if constexpr (kAll || E::kFirstUse) {
         static_assert(E::args <= 1, "a called tracer takes two arguments");
         if constexpr (kSlot)
-          record(event.id, 0u, slot_of(slot));
+          record(event.id, 0u, 0u);
         else
           record(event.id, 0u, args...);
       }
@@ -97,12 +87,12 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     }
     const uint32_t told = what(event, E::args);
     const uint32_t a[] = {args..., ptx::undefined(), ptx::undefined()};
-    if constexpr (!kSlot || !kTimeline)
+    if constexpr (!kSlot)
       put_polled(told, begin, a[0], a[1]);
-    else if constexpr (std::is_same_v<Slot, LaneSlot>)
-      put_waited(told, begin, slot.value, slot.lane, a[0]);
-    else
+    else if constexpr (std::is_same_v<Slot, uint32_t>)
       put_polled(told, begin, slot, a[0]);
+    else
+      put_waited(told, begin, missed.get().value, missed.get().lane, a[0]);
   }
 
   template <class E, class... Args>
@@ -119,9 +109,7 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     }
   }
 
-  MEGATRACE_DEVICE void flush() {
-    if constexpr (kTimeline) flush_now();
-  }
+  MEGATRACE_DEVICE void flush() { flush_now(); }
   MEGATRACE_DEVICE void end() { finish(); }
 
  private:
@@ -131,45 +119,33 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     uint32_t used;  // record words in the line in progress
     uint32_t told;  // the wait that was last found to hang, by its begin
   };
-  // What was asked for, and beside it what begins to count with the first line that is full.
-  struct alignas(16) Control {
-    uint32_t step, level;
-    uint32_t words;    // record words in finished lines
-    uint32_t flushed;  // lines finished by this launch
-  };
   struct alignas(16) State {
     uint32_t line[kRecordsPerLine + 6];  // more than `used` of them mean nothing
     Params p;
-    Control control;
     uint4 cursor;  // lines, words and launches of this warp before this launch
     Now now;
     uint64_t ns;
+    uint32_t step;
+    uint32_t words;    // record words in finished lines
+    uint32_t flushed;  // lines finished by this launch
     uint32_t told_high;
-    uint16_t more;          // words that stand after the line's end, as it is full
-    uint8_t asked;          // 1: it is on its way, 2: it is here, and the header is made
-    uint8_t live;           // lines are wanted
-    uint2 stalls[kCauses];  // cycles and number
+    uint16_t more;  // words that stand after the line's end, as it is full
+    uint8_t asked;  // for the cursor; 2: it is here, and the header is made
   };
   static constexpr uint32_t kZeroed = (sizeof(State) - sizeof(State::line) - sizeof(Params)) / 16;
-  static_assert(kZeroed <= 32 && sizeof(State) == 288, "four words a lane");
-  static constexpr uint32_t kCauseShift = 16, kWordsShift = 24;
+  static_assert(kZeroed <= 32 && sizeof(State) == 256, "four words a lane");
+  static constexpr uint32_t kWordsShift = 24;
   static constexpr uint32_t kMissesPerLook = 64, kSlowBits = kTimeBits - 2;
 
-  // What a function is told in one register: event, cause, number of words.
+  // What a function is told in one register: event and number of words.
   template <class E>
   static MEGATRACE_DEVICE uint32_t what(E event, uint32_t args) {
-    return event.id | static_cast<uint32_t>(E::cause) << kCauseShift | (2 + args) << kWordsShift;
+    return event.id | (2 + args) << kWordsShift;
   }
 
   static MEGATRACE_DEVICE State& state() {
     __shared__ State states[kWarps];
     return states[threadIdx.x >> 5];
-  }
-  static MEGATRACE_DEVICE uint32_t ring() {
-    return blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
-  }
-  static MEGATRACE_DEVICE bool fits(const State& s) {
-    return ring() < s.p.warps && gridDim.y * gridDim.z == 1 && (blockDim.x & 31) == 0;
   }
   static MEGATRACE_DEVICE bool on_edge() { return threadIdx.x + 32 >= blockDim.x; }
   static MEGATRACE_DEVICE uint32_t arg(uint64_t v) {
@@ -202,9 +178,7 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     if (s.asked != 0) return;
     ptx::syncwarp();
     s.asked = 1;
-    if (ptx::lane_id() != 0 || s.p.control == nullptr || ring() >= s.p.warps) return;
-    ptx::fetch_state_async(&s.control, s.p.control);
-    if constexpr (kTimeline) ptx::fetch_state_async(&s.cursor, s.p.cursors + ring());
+    if (ptx::lane_id() == 0) ptx::fetch_state_async(&s.cursor, s.p.cursors + warp_of_grid());
   }
 
   // -- the line in progress ------------------------------------------------------------
@@ -243,26 +217,17 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
   }
   static MEGATRACE_DEVICE void stall(State& s, const Now& n, uint32_t what, uint32_t begin,
                                      uint32_t cycles, bool slow, uint32_t a, uint32_t b) {
-    uint2& sum = s.stalls[what >> kCauseShift & 0xff];
-    uint2 total = sum;
     uint32_t words = what >> kWordsShift;
     uint32_t* at = s.line + n.used;
-    if constexpr (kTimeline) {
-      at[0] = word(what, begin);
-      at[2] = arg(a);
-      at[3] = arg(b);
-    }
+    at[0] = word(what, begin);
+    at[2] = arg(a);
+    at[3] = arg(b);
     if (MEGATRACE_RARE(slow)) {
       cycles = slow_cycles(begin, cycles, n.used + words);
       ++words;
     }
-    total.x += cycles;
-    total.y += 1;
-    sum = total;
-    if constexpr (kTimeline) {
-      at[1] = arg(cycles);
-      add_words(s, n.used, words);
-    }
+    at[1] = arg(cycles);
+    add_words(s, n.used, words);
   }
   // Of a wait so long that the low half of a clock may not do, or the reader lose count of the
   // time field: an epoch follows it.
@@ -298,14 +263,15 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     State& s = begin_call();
     if (s.asked != 2) make_header();
     const uint32_t lane = ptx::lane_id(), place = lane - 1 - (lane >> 4), used = s.now.used;
-    const uint32_t number = s.cursor.x + ++s.control.flushed, next = s.line[used + (lane & 7)];
+    const uint32_t number = s.cursor.x + ++s.flushed, next = s.line[used + (lane & 7)];
     uint32_t mine = place < used ? s.line[place] : 0;
     if ((lane & 15) == 0) mine = number;
-    const uint64_t line = uint64_t{ring()} * (s.p.line_mask + 1) + ((number - 1) & s.p.line_mask);
-    if (s.live) ptx::store_line(s.p.lines + line * kLineWords, mine, lanes);
+    const uint64_t line =
+        uint64_t{warp_of_grid()} * (s.p.line_mask + 1) + ((number - 1) & s.p.line_mask);
+    ptx::store_line(s.p.lines + line * kLineWords, mine, lanes);
     ptx::syncwarp();
     s.line[lane & 7] = next;
-    s.control.words += used;
+    s.words += used;
     s.now.used = s.more;
     s.more = 0;
   }
@@ -320,30 +286,15 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     ptx::fetch_async_wait_all();
     ptx::syncwarp();
     s.asked = 2;
-    if constexpr (!kTimeline) return;
-    s.control.words = s.control.flushed = 0;
-    if (s.live == 0) s.live = wanted(s) ? 1 : 0;
     s.line[0] = core::header::id << kTimeBits | ptx::sm_id() | (on_edge() ? kHeaderEdge : 0u);
     s.line[1] = arg(s.cursor.z);
-    s.line[2] = arg(s.control.step);
+    s.line[2] = arg(s.step);
     s.line[3] = arg(s.p.kernel_layer);
     s.line[4] = arg(s.ns);
     s.line[5] = arg(s.ns >> kArgBits);
     s.line[6] = arg(t0_of(s));
     s.line[7] = arg(t0_of(s) >> kArgBits);
     s.line[8] = arg(s.cursor.y);
-  }
-
-  // Does the host want this launch's timeline, on this SM? Never of a grid that the ring was
-  // not made for.
-  static MEGATRACE_DEVICE bool wanted(const State& s) {
-    const uint32_t level = s.control.level;
-    if (!fits(s)) return false;
-    if (MEGATRACE_RARE(level & kSomeSms)) {
-      const uint32_t sm = ptx::sm_id();
-      if (!(ptx::load_relaxed(s.p.control + 4 + (sm >> 5)) >> (sm & 31) & 1)) return false;
-    }
-    return (level & ~kSomeSms) >= static_cast<uint32_t>(Level::timeline);
   }
 
   // -- the inside of a wait ------------------------------------------------------------
@@ -369,7 +320,7 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     if (s.now.told != begin) {
       s.now.told = begin;
       s.told_high = static_cast<uint32_t>((now - waited) >> 32);
-      if constexpr (kTimeline) hang(s, id, slot, at_most(waited, kArgMask));
+      hang(s, id, slot, at_most(waited, kArgMask));
     }
     if (waited > ptx::kTrapCycles) ptx::trap();
   }
@@ -388,15 +339,6 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
   static MEGATRACE_DEVICE void hang(State& s, uint32_t id, uint32_t slot, uint32_t waited) {
     const uint64_t since = ptx::clock64() - t0_of(s);
     if (s.asked != 2) make_header();
-    // A step without a timeline has one from here on. Lines that it finished went nowhere, so
-    // it opens anew; the first line, while it is in progress, is whole.
-    if (s.live == 0 && s.control.level != 0 && fits(s)) {
-      s.live = 1;
-      if (s.control.flushed != 0) {
-        s.now.used = kHeaderWords;
-        s.asked = 1;
-      }
-    }
     uint32_t* at = s.line + s.now.used;
     at[0] = word(core::hang::id, since);
     at[1] = arg(id);
@@ -413,18 +355,8 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
   MEGATRACE_FUNCTION void finish() {
     State& s = begin_call();
     if (s.asked != 2) make_header();
-    if (s.control.level == 0) return;
-    if (s.live) return close(s);
-    // This launch's stalls are added to the running sums; a timeline says them itself.
-    const uint32_t cause = ptx::lane_id();
-    if (cause < kCauses && ring() < s.p.warps && s.stalls[cause].y != 0)
-      ptx::add_state(s.p.sums + cause * s.p.warps + ring(),
-                     uint64_t{s.stalls[cause].x} << kCountBits | s.stalls[cause].y);
-  }
-
-  static MEGATRACE_DEVICE void close(State& s) {
     const uint64_t cycles = ptx::clock64();
-    const uint32_t used = s.now.used, words = s.cursor.y + s.control.words + used + kClosingWords;
+    const uint32_t used = s.now.used, words = s.cursor.y + s.words + used + kClosingWords;
     uint32_t* at = s.line + used;
     at[0] = word(core::closing::id, cycles - t0_of(s));
     at[1] = arg(cycles);
@@ -432,9 +364,8 @@ class Called : public Calls<Called<L, D, kWarps>, L, D> {
     add_words(s, used, kClosingWords);
     flush_line(s.now.used <= kRecordsPerHalf ? kHalfWords : kLineWords);
     if (ptx::lane_id() == 0)
-      ptx::store_state(s.p.cursors + ring(),
-                       make_uint4(s.cursor.x + s.control.flushed, s.cursor.y + s.control.words,
-                                  s.cursor.z + 1, 0));
+      ptx::store_state(s.p.cursors + warp_of_grid(),
+                       make_uint4(s.cursor.x + s.flushed, s.cursor.y + s.words, s.cursor.z + 1, 0));
   }
 };
 

@@ -6,7 +6,44 @@
 // Keeps the path that is seldom taken out of the way of the other's instructions.
 #define MEGATRACE_RARE(condition) __builtin_expect(static_cast<bool>(condition), 0)
 
+// A function of the kernel: the compiler keeps its registers apart from its callers', so that a
+// call saves nothing.
+#if defined(MEGATRACE_HOST_BUILD)
+#define MEGATRACE_FUNCTION static
+#else
+#define MEGATRACE_FUNCTION static __device__ __noinline__
+#endif
+
 namespace megatrace {
+
+// -- what the host wants of a launch ---------------------------------------------------
+
+// Of the grid's warps, this one: the number of its lines.
+MEGATRACE_DEVICE uint32_t warp_of_grid() {
+  return blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+}
+// Was the ring made for such a grid? Says the same to all threads of a block, and the compiler can
+// see that: code that threads may have parted in front of is slower.
+MEGATRACE_DEVICE bool fits(const TraceParams& p) {
+  return (blockIdx.x + 1) * (blockDim.x >> 5) <= p.warps && gridDim.y * gridDim.z == 1 &&
+         (blockDim.x & 31) == 0;
+}
+
+// Step id and level. No kernel writes them, so a kernel may ask before its dependency wait.
+MEGATRACE_DEVICE uint2 ask_control(const TraceParams& p) {
+  return p.control == nullptr ? make_uint2(0, 0) : ptx::load_pair(p.control);
+}
+
+// Does a launch of this level have a timeline on this SM?
+MEGATRACE_DEVICE bool wants_timeline(const TraceParams& p, uint32_t level) {
+  if (MEGATRACE_RARE(level & kSomeSms)) {
+    const uint32_t sm = ptx::sm_id();
+    if (!(ptx::load_relaxed(p.control + 4 + (sm >> 5)) >> (sm & 31) & 1)) return false;
+  }
+  return (level & ~kSomeSms) >= static_cast<uint32_t>(Level::timeline);
+}
+
+// -- calls -----------------------------------------------------------------------------
 
 // `Self` has record(), wait_later() and commit().
 template <class Self, Level L, Detail D>

@@ -62,6 +62,9 @@ template <Detail D, Head H, uint32_t kWarps>
 class Tracer<Level::off, D, H, kWarps> {
  public:
   struct Params {};
+  template <Level kOther>
+  using At = Tracer<kOther, D, H, kWarps>;
+  static constexpr bool kOneBody = true;
   static constexpr Level level = Level::off;
   static constexpr Detail detail = D;
 

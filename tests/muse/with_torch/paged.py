@@ -11,9 +11,10 @@ from megatrace.muse.decoder import Decoder, Pools, SlotTables, pool_caches
 from megatrace.muse.engine import Cache, Engine, new_cache
 from megatrace.muse.layout import TARGET_LAYOUT
 from megatrace.muse.pack import PackedLayer, pack_layer
-from megatrace.muse.plan import ExpertKind
+from megatrace.muse.plan import CacheKind, ExpertKind
 from megatrace.muse.program import Build, Program
 from megatrace.muse.tensors import random_layer
+from tests.muse.phases import keep, kept
 
 POSITIONS, REQUESTS, REQUEST = 200, 3, 2
 TAPS = (0, 2)
@@ -28,6 +29,7 @@ class Paged:
     target: str
     device: str
     blocks: int
+    cache: CacheKind = "bf16"
     packed: list[PackedLayer] = field(init=False)
     caches: list[Cache] = field(init=False)
     pools: Pools = field(init=False)
@@ -47,7 +49,8 @@ class Paged:
         ]
         self.embedding = self._random(model.vocabulary, model.hidden)
         self.caches = [
-            new_cache(model, self.rank, i, POSITIONS, device) for i in range(len(model.layers))
+            new_cache(model, self.rank, i, POSITIONS, device, self.cache)
+            for i in range(len(model.layers))
         ]
         for cache in self.caches:
             cache.keys.copy_(self._random(*cache.keys.shape))
@@ -95,7 +98,7 @@ class Paged:
         return engine
 
     def _build(self, kind: ExpertKind) -> Build:
-        return Build(self.target, kind, native=self.target == "sm_103a")
+        return Build(self.target, kind, native=self.target == "sm_103a", cache=self.cache)
 
     def _engine(self, caches: list[Cache]) -> Engine:
         rows = self.model.max_rows
@@ -123,6 +126,6 @@ class Paged:
             slots = to_sliding[table[REQUEST].long()] if sliding[layer] else table[REQUEST].long()
             size = sliding_size if sliding[layer] else full_size
             for source, pool in ((cache.keys, keys), (cache.values, values)):
-                pool.append(self._random(size, *source.shape[1:]))
-                pool[-1][slots.to(self.device)] = source[cache.slots[every].long()]
+                pool.append(self._random(size, *source.shape[1:]).to(source.dtype))
+                keep(pool[-1], slots.to(self.device), kept(source, cache.slots[every].long()))
         return replace(pools, keys=keys, values=values)

@@ -21,6 +21,7 @@ from megatrace.muse.params import Params
 from megatrace.muse.program import Build, Program
 from megatrace.muse.taps import Past, Reference, Taps
 from megatrace.muse.tensors import LayerTensors, random_layer
+from tests.muse.phases import keep, kept
 
 Inputs = tuple[int, int]
 """(rows, context) of a step; its tokens follow from them."""
@@ -52,7 +53,8 @@ class Steps:
             random_layer(model, rank, self.seed + i, experts=self.build.experts, device=device)
             for i in layers
         ]
-        caches = [new_cache(model, rank, i, self.positions, device) for i in layers]
+        kind = self.build.cache
+        caches = [new_cache(model, rank, i, self.positions, device, kind) for i in layers]
         for cache in caches:
             cache.keys.copy_(draw(*cache.keys.shape))
             cache.values.copy_(draw(*cache.values.shape))
@@ -115,7 +117,7 @@ class Steps:
         """A layer's keys and values of the step's rows."""
         cache = self.engine.caches[layer]
         new = self._new(cache, inputs)
-        return cache.keys[new], cache.values[new]
+        return kept(cache.keys, new), kept(cache.values, new)
 
     def digest(self, inputs: Inputs) -> str:
         """Of every bit of what the step leaves."""
@@ -128,13 +130,15 @@ class Steps:
         """Puts the keys and values back that the step has overwritten."""
         for cache, (keys, values) in zip(self.engine.caches, self._before, strict=True):
             new = self._new(cache, inputs)
-            cache.keys[new], cache.values[new] = keys[new], values[new]
+            keep(cache.keys, new, kept(keys, new))
+            keep(cache.values, new, kept(values, new))
 
     def disturbed(self) -> int:
         """Keys and values that differ from what they were before all steps."""
         pairs = zip(self.engine.caches, self._before, strict=True)
         return sum(
-            int((cache.keys != keys).sum() + (cache.values != values).sum())
+            int((cache.keys.bfloat16() != keys.bfloat16()).sum())
+            + int((cache.values.bfloat16() != values.bfloat16()).sum())
             for cache, (keys, values) in pairs
         )
 
@@ -159,12 +163,12 @@ class Steps:
         """The layers' taps, each from the stream given; the embedding's come first."""
         rows, context = inputs
         assert self.engine.embedding is not None
-        reference = Reference(self.model, self.rank)
+        reference = Reference(self.model, self.rank, cache=self.build.cache)
         first = reference.embed(self.tokens(inputs).long(), self.engine.embedding, self.tensors[0])
         pasts = []
         for cache, (keys, values) in zip(self.engine.caches, self._before, strict=True):
             old = cache.slots[:context].long()
-            pasts.append(Past(keys[old], values[old]))
+            pasts.append(Past(kept(keys, old), kept(values, old)))
         others = {name: t[:, :rows] for name, t in self.engine.peers.items()}
         taps = reference.step(
             self.tensors,
@@ -207,8 +211,9 @@ def digests_under(
     positions: int,
     inputs: Sequence[Inputs],
     form: Form,
+    build: Build,
 ) -> list[str]:
     """The same with options of the host build; in a process that has not begun to use it."""
     os.environ.update(options)
     torch.set_num_threads(1)
-    return digests(Steps(model, rank, Build(), positions), inputs, form)
+    return digests(Steps(model, rank, build, positions), inputs, form)

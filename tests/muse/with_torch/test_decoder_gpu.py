@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from megatrace.muse.plan import CacheKind
 from megatrace.muse.program import Build, block_count
 from tests.muse.models import model
 from tests.muse.with_torch.paged import Paged
@@ -17,12 +18,15 @@ pytestmark = pytest.mark.gpu
 ROWS = 4
 
 
-def test_one_captured_step_serves_every_later_one() -> None:
+@pytest.mark.parametrize("cache", ["bf16", "e4m3"])
+def test_one_captured_step_serves_every_later_one(cache: CacheKind) -> None:
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
     build = Build.here("bf16")
     paged = Paged(
-        model(), ("nvfp4", "bf16", "nvfp4"), build.target, "cuda", blocks=block_count(build)
+        *(model(), ("nvfp4", "bf16", "nvfp4"), build.target, "cuda"),
+        blocks=block_count(build),
+        cache=cache,
     )
     fixed = paged.inputs(ROWS, 0)
     paged.decoder.step(*fixed)

@@ -1,4 +1,11 @@
-"""The layer kernel in the host build: every phase from the reference's own inputs, then a layer."""
+"""The layer kernel in the host build: every phase from the reference's own inputs, then a layer.
+
+Keys and values in e4m3 go through the same cache in the reference: rounded to bf16, to +-448 where
+they are larger, then to e4m3 with a scale of 1. Everything read from it is held to the limits of a
+bf16 cache (``LIMITS``, ``WHOLE_LAYER``); a key or value may be a step of e4m3 off (``CODES``). Of
+SGLang's own paths over such a cache no such nearness is claimed: its Triton kernels also round the
+weights of keys to e4m3, and in a verify read the step's own keys before they are rounded.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +19,7 @@ import torch
 from megatrace.muse.config import LayerKind, MuseConfig
 from megatrace.muse.engine import Form
 from megatrace.muse.params import Phase
-from megatrace.muse.plan import ExpertKind, expert_groups
+from megatrace.muse.plan import CacheKind, ExpertKind, expert_groups
 from megatrace.muse.program import Build
 from megatrace.muse.tensors import LayerTensors
 from tests.muse.models import model
@@ -63,9 +70,11 @@ class Setting:
     native: bool = False
     blocks: int = 4
     model: MuseConfig = SMALL
+    cache: CacheKind = "bf16"
 
     def __str__(self) -> str:
         kind = f"{self.kind}{'-native' if self.native else ''}"
+        kind += "" if self.cache == "bf16" else f"-{self.cache}"
         return (
             f"{kind}-{NAMES[id(self.model)]}-{self.rows}rows-after{self.context}-layer{self.layer}"
             f"-rank{self.rank}of{self.ranks}{'' if self.shard else '-whole'}-{self.blocks}blocks"
@@ -112,6 +121,12 @@ SETTINGS = (
     Setting(16, 10, kind="bf16"),
     Setting(11, 90, kind="bf16", model=WIDE, rank=0, ranks=2),
     Setting(6, 20, kind="bf16", model=DEEP),
+    # Keys and values in e4m3: with a window and without, rotated and not, one head of them and two.
+    Setting(1, 0, cache="e4m3"),
+    Setting(8, 70, cache="e4m3", layer=1),
+    Setting(16, 49, cache="e4m3", rank=1, ranks=2),
+    Setting(9, 700, cache="e4m3", layer=1, blocks=2, model=LONG),
+    Setting(16, 78, cache="e4m3", model=WIDE, rank=1, ranks=2, blocks=6),
 )
 
 
@@ -119,7 +134,7 @@ SETTINGS = (
 def built() -> None:
     """Compile all there is to compile, side by side; torch's threads would fight for the cores."""
     torch.set_num_threads(1)
-    builds = [Build(), Build(native=True), Build(experts="bf16")]
+    builds = [Build(), Build(native=True), Build(experts="bf16"), Build(cache="e4m3")]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Build.library, builds))
 
@@ -137,6 +152,7 @@ def case_of(setting: Setting) -> Case:
         seed=setting.rows,
         layer=setting.layer,
         native=setting.native,
+        cache=setting.cache,
     )
 
 

@@ -159,6 +159,7 @@ def test_no_schedule_changes_a_bit() -> None:
                 POSITIONS,
                 order,
                 form,
+                Build(),
             )
             for form, seed, chaos, overlap in SCHEDULES
         ]

@@ -1,0 +1,394 @@
+// The tracer whose records are code in line: no call, no shared memory, no atomics. A warp keeps
+// its next line in registers: lane i holds word i, a full line leaves in one posted 128-byte
+// write to a ring in host memory (megatrace/schema/layout.py draws it).
+//
+// What costs is not the records, which fall into time the warp idles, but every instruction
+// before a launch's first load and after its last: run once, none of them is in the
+// instruction cache. So little is done there, and values asked for early are used late.
+#pragma once
+
+#include "megatrace/tracer_calls.cuh"
+
+namespace megatrace {
+
+// One stall, as running sums count it.
+MEGATRACE_DEVICE uint64_t stall_sum(uint32_t cycles) { return uint64_t{cycles} << kCountBits | 1; }
+
+// A launch's stalls by cause. In registers, or, for a kernel that has none to
+// spare and names its warps, in shared memory.
+template <uint32_t kWarps>
+class StallSums;
+#if !defined(MEGATRACE_HOST_BUILD)
+template <uint32_t kWarps>
+class StallSums {
+ public:
+  MEGATRACE_DEVICE StallSums() {
+    if (ptx::lane_id() < kCauses) of_warp()[ptx::lane_id()] = 0;
+    ptx::syncwarp();
+  }
+  MEGATRACE_DEVICE void add(uint32_t cause, uint32_t cycles) {
+    if (ptx::lane_id() != 0) return;
+    of_warp()[cause] += stall_sum(cycles);
+  }
+  // In lane 0.
+  MEGATRACE_DEVICE uint64_t of(uint32_t cause) const { return of_warp()[cause]; }
+
+ private:
+  static MEGATRACE_DEVICE uint64_t* of_warp() {
+    __shared__ uint64_t sums[kWarps][kCauses];
+    return sums[threadIdx.x >> 5];
+  }
+};
+#endif
+template <>
+class StallSums<0> {
+ public:
+  MEGATRACE_DEVICE void add(uint32_t cause, uint32_t cycles) { sums_[cause] += stall_sum(cycles); }
+  MEGATRACE_DEVICE uint64_t of(uint32_t cause) const { return sums_[cause]; }
+
+ private:
+  uint64_t sums_[kCauses] = {};
+};
+
+// kWarps: of a block whose stalls are summed in shared memory, or 0.
+template <Level L, Detail D, Head H, uint32_t kWarps = 0>
+class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
+  static constexpr bool kTimeline = L == Level::timeline;
+  static constexpr bool kAll = kTimeline && D == Detail::all;
+
+ public:
+  using Params = TraceParams;
+
+  // Asks for the control word, which no kernel writes, so this may stand before the
+  // dependency wait, and reads the clocks. The answer is first looked at when a line is
+  // full: nobody waits for it. (Asked for any later, it would queue behind the weights.)
+  MEGATRACE_DEVICE explicit Inlined(const Params& params)
+      : p_(params), control_(ask_control(params)) {
+    begin();
+  }
+  // Of a launch that is known to want this level, on this SM.
+  MEGATRACE_DEVICE Inlined(const Params& params, uint2 control)
+      : p_(params), control_(control), live_(true) {
+    begin();
+  }
+  Inlined(const Inlined&) = delete;
+  Inlined& operator=(const Inlined&) = delete;
+
+  // Asks for the warp's cursor, which the launch before may just have written. Without this
+  // call the first line asks, and waits.
+  MEGATRACE_DEVICE void after_dependency() {
+    if constexpr (kTimeline) {
+      asked_ = true;
+      if (p_.control != nullptr && warp_of_grid() < p_.warps) cursor_ = ptx::load_state(cursor_at_);
+    }
+  }
+
+  // Head::early: every warp calls it once, after after_dependency(), where it has time, and
+  // before it has more records than a line holds beside the header.
+  MEGATRACE_DEVICE void head() {
+    static_assert(H == Head::early, "this tracer makes its header itself");
+    if constexpr (kTimeline) {
+      live_ = wanted();
+      line_word_ = header_word();
+      headed_ = true;
+    }
+  }
+
+  // A record of this event, now.
+  template <class... Args>
+  MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
+    if constexpr (kTimeline) {
+      const uint64_t since = ptx::clock64() - t0_;
+      room(1 + sizeof...(args) + ptx::kSlow);
+      stage((id << kTimeBits) | (static_cast<uint32_t>(since) & kTimeMask), args...);
+      if (ptx::kSlow) epoch(since);
+    }
+  }
+
+  // -- waits ---------------------------------------------------------------------------
+
+  // wait(), written down by a later commit(), off the critical path.
+  template <class E>
+  MEGATRACE_DEVICE Stalled wait_later(E event, uint64_t* bar, uint32_t parity) {
+    return stalled(
+        event, 0, [&] { return ptx::mbar_test(bar, parity); },
+        [&] { return ptx::mbar_try(bar, parity); });
+  }
+
+  // Polls until `ready` says true: data is the flag. `slot` says who was missed last: a
+  // variable that `ready` writes, or a function (sync.cuh).
+  template <class E, class Slot, class Ready, class... Args>
+  MEGATRACE_DEVICE void poll(E event, const Slot& slot, Ready&& ready, Args... args) {
+    LastMissed<Slot> missed(slot);
+    const Stalled s = polled(event, slot, missed, ready);
+    if constexpr (E::kind == Kind::wait)
+      commit(event, s, slot_of(missed.get()), args...);
+    else
+      commit(event, s, args...);
+  }
+
+  template <class E, class... Args>
+  MEGATRACE_DEVICE void commit(E event, const Stalled& s, Args... args) {
+    static_assert(E::kind == Kind::stall || E::kind == Kind::wait, "not a wait");
+    static_assert(sizeof...(Args) == E::args,
+                  "not the arguments of the table; a wait's first is its slot");
+    if (!s.blocked) {
+      // A prefetch that came in time is worth a word: nothing else tells it from one unused.
+      if constexpr (kAll || E::kFirstUse) record(event.id, 0u, args...);
+      return;
+    }
+    stalls_.add(static_cast<uint32_t>(E::cause), s.cycles);
+    if constexpr (kTimeline) {
+      room(3 + sizeof...(args));
+      stage((event.id << kTimeBits) | (s.begin & kTimeMask), s.cycles, args...);
+      // Long enough for the reader to lose count of the time field: say the high part.
+      if (ptx::kSlow || s.cycles >> (kTimeBits - 2)) epoch(ptx::clock64() - t0_);
+    }
+  }
+
+  // Writes the line in progress now: a place where the kernel has time.
+  MEGATRACE_DEVICE void flush() {
+    if constexpr (kTimeline)
+      if (used_ != 0) flush_line(kLineWords);
+  }
+
+  // Closes the launch. Every warp calls it once, last, at the end of its role's own branch:
+  // there the compiler knows which causes the role can stall for.
+  MEGATRACE_DEVICE void end() {
+    if (ptx::kSlow && ended_) ptx::misuse("end() of a tracer that has ended");
+    finish();
+    ended_ = true;
+  }
+
+ private:
+  // Where this warp's words go is worked out while the warp has to wait anyway.
+  MEGATRACE_DEVICE void begin() {
+    sums_ = p_.sums + warp_of_grid();
+    cursor_at_ = p_.cursors + warp_of_grid();
+    lines_ = p_.lines + uint64_t{warp_of_grid()} * (p_.line_mask + 1) * kLineWords;
+    sums_ = ptx::opaque(sums_);
+    cursor_at_ = ptx::opaque(cursor_at_);
+    lines_ = ptx::opaque(lines_);
+    if constexpr (kTimeline) open();
+  }
+
+  static MEGATRACE_DEVICE uint32_t at_most(uint64_t v, uint32_t cap) {
+    return v < cap ? static_cast<uint32_t>(v) : cap;
+  }
+  static MEGATRACE_DEVICE uint32_t arg(uint64_t v) {
+    return kArgBit | (static_cast<uint32_t>(v) & kArgMask);
+  }
+
+  // -- the line in progress ------------------------------------------------------------
+
+  // Takes the header's clocks and keeps its place; its words are made when a line leaves.
+  MEGATRACE_DEVICE void open() {
+    ptx::read_clocks(ns_, t0_);
+    if (on_edge())
+      for (const uint64_t before = ns_; ns_ == before;) ptx::read_clocks(ns_, t0_);
+    const uint32_t lane = ptx::lane_id();
+    place_ = (lane & 15) == 0 ? ~0u : lane - 1 - (lane >> 4);
+    used_ = kHeaderWords;
+  }
+
+  // The block's last warp waits for a tick (32 ns) and reads its clock on the edge.
+  MEGATRACE_DEVICE bool on_edge() const { return threadIdx.x + 32 >= blockDim.x; }
+
+  // This lane's word of the header, or what it holds already.
+  MEGATRACE_DEVICE uint32_t header_word() const {
+    const uint32_t place = ptx::sm_id() | (on_edge() ? kHeaderEdge : 0u);
+    const uint32_t lane = ptx::lane_id();
+    uint32_t word = line_word_;
+    if (lane == 1) word = (core::header::id << kTimeBits) | place;
+    if (lane == 2) word = arg(ptx::opaque(cursor_.z));
+    if (lane == 3) word = arg(ptx::opaque(control_.x));
+    if (lane == 4) word = arg(p_.kernel_layer);
+    if (lane == 5) word = arg(ns_);
+    if (lane == 6) word = arg(ns_ >> kArgBits);
+    if (lane == 7) word = arg(t0_);
+    if (lane == 8) word = arg(t0_ >> kArgBits);
+    if (lane == 9) word = arg(ptx::opaque(cursor_.y));
+    return word;
+  }
+
+  MEGATRACE_DEVICE bool wanted() const {
+    return fits(p_) && wants_timeline(p_, ptx::opaque(control_.y));
+  }
+
+  // Room for so many words in the line in progress: a record never straddles two lines.
+  MEGATRACE_DEVICE void room(uint32_t words) {
+    if (MEGATRACE_RARE(used_ + words > kRecordsPerLine)) flush_line(kLineWords);
+  }
+
+  // Puts a record and its arguments into the line; there must be room.
+  template <class... Args>
+  MEGATRACE_DEVICE void stage(uint32_t word, Args... args) {
+    if (ptx::kSlow && ended_) ptx::misuse("a record after end(): does a span outlive it?");
+    if (place_ == used_++) line_word_ = word;
+    ((line_word_ = place_ == used_++ ? arg(args) : line_word_), ...);
+  }
+
+  // The high part of a time just now: of the end of the record before this one.
+  MEGATRACE_DEVICE void epoch(uint64_t since) {
+    stage((core::epoch::id << kTimeBits) | (static_cast<uint32_t>(since >> kTimeBits) & kTimeMask));
+  }
+
+  MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
+    if constexpr (H == Head::late) {
+      if (flushed_ == 0) {
+        live_ = live_ || wanted();
+        if (!asked_) after_dependency();
+        line_word_ = header_word();
+      }
+    } else if (ptx::kSlow && !headed_) {
+      ptx::misuse("a line is full before head()");
+    }
+    const uint32_t number = ptx::opaque(cursor_.x) + ++flushed_;
+    if ((ptx::lane_id() & 15) == 0) line_word_ = number;
+    if (live_)
+      ptx::store_line(lines_ + ((number - 1) & p_.line_mask) * kLineWords, line_word_, lanes);
+    words_ += used_;
+    line_word_ = 0;
+    used_ = 0;
+  }
+
+  // -- the end of a launch -------------------------------------------------------------
+
+  MEGATRACE_DEVICE void finish() {
+    if constexpr (kTimeline) {
+      if (ptx::opaque(control_.y) == 0) return;
+      if (H == Head::late && flushed_ == 0) live_ = live_ || wanted();
+      if (live_) return close();
+    }
+    add_sums();
+  }
+
+  MEGATRACE_DEVICE void close() {
+    room(kClosingWords);
+    const uint64_t cycles = ptx::clock64();
+    const uint32_t words = ptx::opaque(cursor_.y) + words_ + used_ + kClosingWords;
+    stage((core::closing::id << kTimeBits) | (static_cast<uint32_t>(cycles - t0_) & kTimeMask),
+          cycles, words);
+    flush_line(used_ <= kRecordsPerHalf ? kHalfWords : kLineWords);
+    if (live_ && ptx::lane_id() == 0)
+      ptx::store_state(cursor_at_, make_uint4(cursor_.x + flushed_, words, cursor_.z + 1, 0));
+  }
+
+  // Adds this launch's stalls to the running sums; a launch with a timeline says them there.
+  // Nothing is read and nobody waits.
+  MEGATRACE_DEVICE void add_sums() {
+    if (!live_ && (ptx::opaque(control_.y) == 0 || warp_of_grid() >= p_.warps)) return;
+    if (ptx::lane_id() != 0) return;
+    // A kernel that names its warps has no registers to spare.
+    uint64_t* const sums = kWarps == 0 ? sums_ : p_.sums + ptx::opaque(warp_of_grid());
+#pragma unroll
+    for (uint32_t c = 0; c < kCauses; ++c) {
+      const uint64_t sum = stalls_.of(c);
+      if (sum != 0) ptx::add_state(sums + c * p_.warps, sum);
+    }
+  }
+
+  // -- the inside of a wait ------------------------------------------------------------
+
+  template <class E, class Try, class Block>
+  MEGATRACE_DEVICE Stalled stalled(E event, uint32_t slot, Try&& try_once, Block&& block) {
+    if (try_once()) return {0, 0, false};
+    const uint64_t begin = ptx::clock64();
+    return blocked(event, slot, begin, block);
+  }
+
+  // The same where a try is long: its code is here once, and the first try counts as waiting.
+  template <class E, class Slot, class Ready>
+  MEGATRACE_DEVICE Stalled polled(E event, const Slot& slot, LastMissed<Slot>& last,
+                                  Ready&& ready) {
+    bool missed = false;
+    const uint64_t begin = ptx::clock64();
+    const Stalled s = blocked(event, slot, begin, [&] {
+      if (ready()) return true;
+      missed = true;
+      // Of a counter nobody asks who was missed, until it hangs.
+      if constexpr (kTimeline) last.miss();
+      return false;
+    });
+    return missed ? s : Stalled{0, 0, false};
+  }
+
+  template <class E, class Slot, class Block>
+  MEGATRACE_DEVICE Stalled blocked(E event, const Slot& slot, uint64_t begin, Block&& block) {
+    bool hung = false;
+    if constexpr (kTimeline)
+      hung = spin_bounded(
+          event.name, slot, block, [&] { hang(event.id, slot_of(slot), begin); },
+          [] { ptx::trap(); }, begin);
+    else
+      spin_bounded(
+          event.name, slot, block, [] {}, [&] { last_words(p_, event.id, slot_of(slot), begin); },
+          begin, ptx::kTrapCycles / 2);
+    const uint64_t cycles = ptx::clock64() - begin;
+    return {static_cast<decltype(Stalled::begin)>(begin - t0_),
+            hung ? at_most(cycles, kArgMask) : static_cast<uint32_t>(cycles), true};
+  }
+
+  // The slow path of a spin that may never end: everything this warp knows leaves now, then
+  // what it waits for. One loop, so that the code of a flush is here once.
+  MEGATRACE_DEVICE void hang(uint32_t event, uint32_t slot, uint64_t begin) {
+    if constexpr (!kTimeline) return;
+    const uint64_t now = ptx::clock64();
+    // A step without a timeline has one from here on. Lines that it finished went nowhere, so
+    // it opens anew; the first line, while it is in progress, is whole.
+    if (!live_ && ptx::opaque(control_.y) != 0 && fits(p_)) {
+      live_ = true;
+      if (flushed_ != 0) {
+        flushed_ = words_ = line_word_ = 0;
+        used_ = kHeaderWords;
+        if (H == Head::early) line_word_ = header_word();
+      }
+    }
+#pragma unroll 1
+    for (uint32_t line = 0; line < 2; ++line) {
+      flush_line(kLineWords);
+      if (line != 0) break;
+      stage((core::hang::id << kTimeBits) | (static_cast<uint32_t>(now - t0_) & kTimeMask), event,
+            slot, at_most(now - begin, kArgMask));
+      epoch(now - t0_);
+    }
+  }
+
+  // The end of a wait of a warp that keeps no lines: it says whom it waits for, as a launch of
+  // its own in the ring, gives the others time to say so too, and traps. It does not come back, so
+  // that no register has to outlive a call that nobody makes.
+  [[noreturn]] MEGATRACE_FUNCTION void last_words(Params p, uint32_t event, uint32_t slot,
+                                                  uint64_t begin) {
+    Inlined<Level::timeline, Detail::stalls, Head::late> t(p);
+    t.after_dependency();
+    t.hang(event, slot, begin);
+    t.end();
+    while (ptx::clock64() - begin < ptx::kTrapCycles) ptx::spin_pause("the end", event);
+    ptx::trap();
+    __builtin_unreachable();
+  }
+
+  template <Level, Detail, Head, uint32_t>
+  friend class Inlined;
+
+  const Params p_;
+  uint2 control_;   // step id, level
+  uint64_t* sums_;  // of this warp, by cause
+  uint4* cursor_at_;
+  uint32_t* lines_;         // of this warp
+  uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
+  bool ended_ = false;      // looked at where there is time to
+  bool asked_ = false;      // the cursor is on its way
+  bool headed_ = false;     // head() was called; looked at where there is time to
+  bool live_ = false;       // lines are wanted; known from the first on
+  uint64_t ns_ = 0;         // globaltimer at launch start
+  uint64_t t0_ = 0;         // clock, read with it
+  uint32_t line_word_ = 0;  // this lane's word of the line in progress
+  uint32_t place_ = ~0u;    // which record word of a line that is; none for the two numbers
+  uint32_t used_ = 0;       // record words in the line in progress
+  uint32_t flushed_ = 0;    // lines finished by this launch
+  uint32_t words_ = 0;      // record words in them
+  StallSums<kWarps> stalls_;
+};
+
+}  // namespace megatrace
