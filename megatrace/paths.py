@@ -1,8 +1,8 @@
 """Where the sessions of this host live, and the folders that are not Python.
 
 ``$MEGATRACE_RUNTIME_DIR``, else ``/dev/shm/megatrace-<uid>``: one directory of mode
-0700 that belongs to this user. Rings must be shared memory, because only that can be
-pinned for a GPU, so the default is never an ordinary disk.
+0700 that belongs to this user. Rings are shared memory, because only that can be pinned for
+a GPU; where there is no such directory to write to, it is in ``/tmp`` and they are memfds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def runtime_root(*, create: bool = False) -> Path:
     SessionError where it is not a directory of this user's alone.
     """
     given = os.environ.get(RUNTIME_DIR_ENV)
-    root = Path(given) if given else SHARED_MEMORY / f"megatrace-{os.geteuid()}"
+    root = Path(given) if given else _default_parent() / f"megatrace-{os.geteuid()}"
     if not root.is_absolute():
         raise SessionError(
             f"{RUNTIME_DIR_ENV}={given} is not absolute", hint="give an absolute path"
@@ -40,11 +40,16 @@ def runtime_root(*, create: bool = False) -> Path:
         except OSError as error:
             raise SessionError(
                 f"cannot make {root}: {error.strerror}",
-                hint=f"set {RUNTIME_DIR_ENV} to a directory in shared memory",
+                hint=f"set {RUNTIME_DIR_ENV} to a directory that can be made",
             ) from None
     if root.is_symlink() or root.exists():
         check_private(root)
     return root
+
+
+def _default_parent() -> Path:
+    usable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
+    return SHARED_MEMORY if usable else Path("/tmp")
 
 
 def check_private(directory: Path) -> None:

@@ -14,20 +14,15 @@ from pathlib import Path
 
 from megatrace.agent.steps import capture_window
 from megatrace.agent.tell import session_or_none
-from megatrace.errors import RingError
 from megatrace.ring.control import Control, read_ack, read_control, write_ack
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.host import HostWriter
-from megatrace.ring.session import Session
 from megatrace.schema import HOST
 
 HOST_EVENT_IDS: dict[str, int] = {event.name: event.id for event in HOST}
 
 RECORDS = 1 << 15
 """Host records a ring holds: 4 MiB, about 15 s of a busy decode server."""
-
-_MAX_RINGS = 100
-"""Ring files one process may have, and processes of one pid in several containers."""
 
 
 class HostAgent:
@@ -76,7 +71,7 @@ class HostAgent:
             table_hash=0,
             meta={"process": process, "pid": os.getpid(), **(meta or {})},
         )
-        return cls(_create(session, f"{process}-{os.getpid()}", spec))
+        return cls(session.create_ring_of_process(process, spec, kind=".host"))
 
     @property
     def path(self) -> Path:
@@ -137,12 +132,3 @@ class HostAgent:
     def _write_ack(self, step: int) -> None:
         now = read_ack(self._ring)
         write_ack(self._ring, replace(now, step=step, window_open=int(self.window_open)))
-
-
-def _create(session: Session, stem: str, spec: RingSpec) -> RingFile:
-    """The first free name: two containers of one session may both have a process 7."""
-    for attempt in range(1, _MAX_RINGS + 1):
-        name = f"{stem}.host" if attempt == 1 else f"{stem}-{attempt}.host"
-        if not (session.path / f"{name}.ring").exists():
-            return session.create_ring(name, spec)
-    raise RingError(f"{session.path} has {_MAX_RINGS} rings {stem}", hint="start a new session")

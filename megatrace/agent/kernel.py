@@ -277,14 +277,8 @@ def _create(
             "pid": os.getpid(),
         },
     )
-    name = f"rank{rank:04d}-{os.getpid()}"
-    if (session.path / f"{name}.ring").exists():
-        raise RingError(
-            f"this process has had an agent of rank {rank} already",
-            hint="keep one agent a rank, or give the second another rank",
-        )
     with preferred_node(node):
-        return session.create_ring(name, spec)
+        return session.create_ring_of_process(f"rank{rank:04d}", spec)
 
 
 def _not_recorded(error: RingError) -> IdleAgent:

@@ -84,7 +84,7 @@ VERDICTS: dict[str, str] = {
 WAIT_FOR_LAUNCH = "launch gap"
 """What the critical path does between two launches."""
 
-_RANK = Column("rank", "uint16", "", "GPU.")
+_RANK = Column("rank", "uint16", "", "GPU; + 256 for each process of that rank before this one.")
 _NO = Column("launch_no", "int64", "", "Launch of the GPU, numbered within its rank from 0.")
 _LAUNCH = (
     _RANK,
@@ -252,16 +252,20 @@ EXPERT_TRAFFIC = Table(
 
 FLOOR = Table(
     "floor",
-    "A launch of expert_traffic against the time that its bytes take at a given bandwidth.",
+    "A launch of a kernel that says what it must read, against the time those bytes take at a "
+    "bandwidth.",
     (
-        *EXPERT_TRAFFIC.columns,
-        _count("bytes", "bytes", "Fixed bytes of the layer + distinct_experts * bytes each."),
-        _ns("floor_ns", "bytes / bandwidth."),
+        *_LAUNCH,
+        _count("distinct_experts", "experts", "Local experts hit; -1: not counted."),
+        _ns("dur_ns", "Wall time of the launch; -1: not known."),
+        _count("bytes", "bytes", "Bytes of the layer + of each expert hit; -1: not known."),
+        _ns("floor_ns", "bytes / bandwidth; -1: not known."),
         Column(
-            "fraction", "float64", "", "floor_ns / dur_ns; -1: not known, or of the host build."
+            "fraction", "float64", "",
+            "floor_ns / dur_ns; -1: not known, of the host build, or of a launch with a loss.",
         ),
     ),
-)
+)  # fmt: skip
 
 CRITICAL_PATH = Table(
     "critical_path",

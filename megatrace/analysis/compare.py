@@ -10,15 +10,20 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from megatrace.analysis.columns import BEFORE_START, TAIL
 from megatrace.analysis.lines import F8
 from megatrace.analysis.measured import ALL_LAYERS, LAUNCH, Side
 from megatrace.analysis.resample import Bootstrap
 from megatrace.errors import MegatraceError
 
-Verdict = Literal["slower", "faster", "same", "too few launches", "cpu"]
+Verdict = Literal["slower", "faster", "more", "less", "same", "too few launches", "cpu"]
 
 JUDGED: tuple[Verdict, ...] = ("slower", "faster", "same")
-"""Verdicts that the numbers gave."""
+"""Verdicts on a launch that the numbers gave. A class of a warp's time has ``more`` or ``less``
+of it, which is not worse or better: a loader that waits more for a free stage is further ahead,
+a longer tail is of a warp that ended earlier."""
+IDLE = (TAIL, BEFORE_START)
+"""Classes outside of a warp's own work: they explain no launch."""
 SMALLEST_CAUSE = 0.005
 """Of the launch's time: a cause below it in both captures makes no row."""
 Key = tuple[str, int, str, str]
@@ -82,6 +87,13 @@ class Comparison:
     def regressions(self, threshold: float) -> tuple[Change, ...]:
         """Launches slower by more than ``threshold`` (0.02 is 2 %), however the draw falls."""
         return tuple(row for row in self._launches() if row.low > threshold)
+
+    def grown(self, launch: Change) -> tuple[Change, ...]:
+        """Classes of which ``launch``'s warps have more in b, the most first; no idle ones."""
+        rows = self.overall if launch.layer == ALL_LAYERS else self.causes
+        of = [r for r in rows if (r.kernel, r.layer) == (launch.kernel, launch.layer)]
+        more = [r for r in of if r.verdict == "more" and r.what not in IDLE]
+        return tuple(sorted(more, key=lambda row: -row.change_us))
 
     def _launches(self) -> Iterator[Change]:
         yield from (row for row in (*self.overall, *self.layers) if row.what == LAUNCH)
@@ -174,9 +186,9 @@ class _Judge:
         # Ends of a launch lie on different SMs: what their clocks may be apart is no change.
         doubt = self.clock_error_ns if pair.what == LAUNCH else 0
         if low > 0 and pair.b_ns - pair.a_ns > doubt:
-            return "slower"
+            return "slower" if pair.what == LAUNCH else "more"
         if high < 0 and pair.a_ns - pair.b_ns > doubt:
-            return "faster"
+            return "faster" if pair.what == LAUNCH else "less"
         return "same"
 
 

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 
-from megatrace.analysis.compare import SMALLEST_CAUSE, Change, Comparison
+from megatrace.analysis.compare import IDLE, SMALLEST_CAUSE, Change, Comparison, Verdict
 from megatrace.analysis.measured import ALL_LAYERS, LAUNCH, STEP, Side
-from megatrace.analysis.render import WIDTH, table
+from megatrace.analysis.plain import WIDTH, table
 
 TOP_ROWS = 20
 """Rows of a table; the JSON has all."""
+_NAMED = 3
+"""Classes that are named beside a launch that got slower."""
 
 
 def compare_to_text(comparison: Comparison, *, top: int = TOP_ROWS) -> str:
@@ -48,19 +50,26 @@ def compare_to_dict(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def change_sentence(row: Change) -> str:
-    """``layer 3 of decode is 4.1 % slower (2.8 % to 5.3 %)``."""
+def change_sentence(row: Change, grown: Sequence[Change] = ()) -> str:
+    """``layer 3 of decode: +4.1 % slower (+2.8 % to +5.3 %); more loader input (+2.80 us)``.
+
+    ``grown``: classes of which its warps have more; the first of them are named.
+    """
     of = f"all layers of {row.kernel}" if row.layer == ALL_LAYERS else (
         f"layer {row.layer} of {row.kernel}"
     )  # fmt: skip
     side = "slower" if row.share > 0 else "faster"
-    return f"{of}: {_percent(abs(row.share))} {side} ({_percent(row.low)} to {_percent(row.high)})"
+    text = f"{of}: {_percent(abs(row.share))} {side} ({_percent(row.low)} to {_percent(row.high)})"
+    more = [f"{r.role} {r.what} ({_signed_us(r.change_us)} us)" for r in grown[:_NAMED]]
+    return f"{text}; more {', '.join(more)}" if more else text
 
 
 def _side(name: str, side: Side) -> str:
     machine = ", ".join(side.gpus) if side.gpus and not side.cpu else ""
     facts = [
-        f"device={','.join(side.devices)}", machine, _many(side.ranks, "rank"),
+        f"device={','.join(side.devices)}", machine,
+        _many(side.ranks, "rank")
+        + (f" in {side.processes:,} processes" if side.processes > side.ranks else ""),
         _many(side.steps, "step"), _many(side.launches, "launch", "es"), side.loss,
     ]  # fmt: skip
     text = f"{name}: {side.path}: " + ", ".join(fact for fact in facts if fact)
@@ -106,14 +115,17 @@ def _table(title: str, rows: Sequence[Change], top: int, *, by_size: bool = True
     return "\n".join(lines)
 
 
-def _importance(row: Change) -> tuple[bool, float]:
-    """Rows with a change first, the largest of them first."""
-    return row.verdict not in ("slower", "faster"), -abs(row.change_us)
+_CHANGED: tuple[Verdict, ...] = ("slower", "faster", "more", "less")
+
+
+def _importance(row: Change) -> tuple[bool, bool, float]:
+    """Rows with a change first, of those what warps do and wait for, the largest first."""
+    return row.verdict not in _CHANGED, row.what in IDLE, -abs(row.change_us)
 
 
 def _tally(rows: Sequence[Change]) -> str:
     counts = Counter(str(row.verdict) for row in rows)
-    names = ("slower", "faster", "same", "too few launches", "cpu")
+    names = (*_CHANGED, "same", "too few launches", "cpu")
     return ", ".join(f"{counts[name]:,} {name}" for name in names if counts[name])
 
 
@@ -126,6 +138,9 @@ def _notes(comparison: Comparison) -> str:
         "in a.",
         f"interval: percentile bootstrap, {comparison.confidence:.0%} for all rows of a table "
         f"together, {comparison.draws:,} draws of {blocks}, seed {comparison.seed}.",
+        "slower, faster: of launches. more, less: classes of a warp's time explain a launch and "
+        "are no worse or better by themselves: a loader that waits more for a free stage is "
+        "further ahead, a longer tail is of a warp that ended earlier.",
         "same: the interval holds 0, or the change is within the clocks' error. too few launches: "
         "so few could lie apart by chance. One capture a side: what differs from run to run is "
         "not in it.",

@@ -17,6 +17,7 @@ from megatrace.capture.reader import Capture
 from megatrace.clock import ClockModel
 from megatrace.errors import ClockError
 from megatrace.schema import HOST
+from megatrace.schema.processes import rank_text
 
 
 def launch_frame(
@@ -123,7 +124,7 @@ def host_frame(
         begin, end = rows["begin_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
         try:
             if rank not in clocks:
-                raise ClockError(f"rank {rank} has no clock")
+                raise ClockError(f"rank {rank_text(rank)} has no clock")
             placed = clocks[rank].from_host_ns(begin), clocks[rank].from_host_ns(end)
         except ClockError:
             placed = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int64)

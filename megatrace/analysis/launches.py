@@ -144,9 +144,8 @@ def scan(
         rings = min(int(source.ring.max(initial=0)) + 1, MAX_RINGS)
     inside = source.ring < rings
     known = heads.sound & inside
-    where, repeats = _in_order(source, heads, np.flatnonzero(known))
-    ring, number = source.ring[where].astype(np.int32), source.number[where].astype(np.int64)
-    words, head = heads.words[where], heads.head[where]
+    where, ring, number, repeats = _in_order(source, heads, np.flatnonzero(known))
+    words, head = heads.words.take(where), heads.head.take(where)
     first, gap = _cut(ring, number, head, joined=joined)
     last = np.append(first[1:], len(where)).astype(np.int64)
     seg_ring, seg_head = ring[first], head[first]
@@ -172,18 +171,21 @@ def scan(
     return Scan(where, words, launches, segments, loss, int((~inside).sum()))
 
 
-def _in_order(source: LineSource, heads: Heads, rows: Rows) -> tuple[Rows, Rows]:
-    """Sound rows in order, and the repeats left out; of equals the fullest stays."""
-    order = ring_order(source.ring, source.number, rows)
+def _in_order(source: LineSource, heads: Heads, rows: Rows) -> tuple[Rows, I4, I8, Rows]:
+    """Sound rows in order, their rings and numbers, and the repeats left out.
+
+    Of equals the fullest stays.
+    """
+    order, ring, number = ring_order(source.ring, source.number, rows)
     same = np.zeros(len(order), bool)
-    same[1:] = (source.ring[order[1:]] == source.ring[order[:-1]]) & (
-        source.number[order[1:]] == source.number[order[:-1]]
-    )
-    if not same.any():
-        return order, order[:0]
-    by_words = np.lexsort((-heads.words[order].astype(np.int64), np.cumsum(~same)))
-    order = order[by_words]
-    return order[~same], order[same]
+    same[1:] = (ring[1:] == ring[:-1]) & (number[1:] == number[:-1])
+    repeats = order[:0]
+    if same.any():
+        by_words = np.lexsort((-heads.words[order].astype(np.int64), np.cumsum(~same)))
+        order = order[by_words]
+        order, repeats = order[~same], order[same]
+        ring, number = ring[~same], number[~same]
+    return order, ring.astype(np.int32), number.astype(np.int64), repeats
 
 
 def _cut(ring: I4, number: I8, head: Mask, *, joined: bool) -> tuple[I8, I8]:

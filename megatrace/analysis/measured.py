@@ -9,14 +9,16 @@ import pandas as pd
 
 from megatrace.analysis import views
 from megatrace.analysis.columns import CLASSES, UNKNOWN
-from megatrace.analysis.lines import Mask
 from megatrace.analysis.trace import Trace
+from megatrace.analysis.walls import whole_launches
 from megatrace.analysis.windows import SMALL_LINES, Progress, windows
 from megatrace.capture.reader import Capture
+from megatrace.schema.processes import PROCESSES_APART
 
 LAUNCH = "launch"
 """``what`` of a launch's whole duration; every other is a class of a warp's time."""
 ALL_LAYERS = -1
+_STEPS = 1 << 40
 STEP, ONE_LAUNCH = "step", "launch"
 _KEYS = ["rank", "launch_no"]
 _CELL = ["block", "kernel", "layer", "role", "what"]
@@ -37,6 +39,7 @@ class Side:
     gpus: tuple[str, ...]
     """Names of the GPUs of its machine, where it says them."""
     ranks: int
+    processes: int
     steps: int
     launches: int
     left_out: int
@@ -101,7 +104,7 @@ def measure(
 def _side(capture: Capture, gathered: _Gathered) -> Side:
     times = pd.concat(gathered.launches, ignore_index=True)
     whole = times[whole_launches(times)]
-    steps = whole["step"][whole["step"] > 0].nunique()
+    steps = _step(whole)[whole["step"] > 0].nunique()
     by = STEP if steps > 1 else ONE_LAUNCH
     trace = gathered.last
     assert trace is not None
@@ -110,7 +113,8 @@ def _side(capture: Capture, gathered: _Gathered) -> Side:
         path=str(capture.path),
         devices=tuple(sorted(set(trace.devices.values()))),
         gpus=_gpus(capture),
-        ranks=times["rank"].nunique(),
+        ranks=times["rank"].mod(PROCESSES_APART).nunique(),
+        processes=times["rank"].nunique(),
         steps=steps,
         launches=len(whole),
         left_out=len(times) - len(whole),
@@ -127,16 +131,10 @@ def _side(capture: Capture, gathered: _Gathered) -> Side:
     )
 
 
-def whole_launches(times: pd.DataFrame) -> Mask:
-    """Which rows of ``launch_times`` are known from end to end: every warp is, and all came.
-
-    A warp whose header is lost left no launch: there are fewer than in the launches beside.
-    """
-    usual = times.groupby(["rank", "kernel"], observed=True)["warps_seen"].transform("median")
-    whole: Mask = (
-        times["whole"] & (times["dur_ns"] >= 0) & (times["warps_seen"] >= usual)
-    ).to_numpy()
-    return whole
+def _step(times: pd.DataFrame) -> pd.Series[int]:
+    """Step of each launch, apart for each process of a rank: all count from 1."""
+    process = times["rank"].astype(np.int64) // PROCESSES_APART
+    return times["step"] + process * _STEPS
 
 
 def _classes(trace: Trace) -> pd.DataFrame:
@@ -158,7 +156,7 @@ def _values(whole: pd.DataFrame, classes: pd.DataFrame, by: str) -> pd.DataFrame
     """``Side.values``."""
     of = whole[[*_KEYS, "step", "kernel", "layer"]].copy()
     of["kernel"] = of["kernel"].astype(str)
-    of["block"] = of["step"] if by == STEP else np.arange(len(of))
+    of["block"] = _step(of) if by == STEP else np.arange(len(of))
     if by == STEP:
         of = of[of["step"] > 0]  # launches of no step are no block
     walls = whole[_KEYS].assign(role="", what=LAUNCH, ns=whole["dur_ns"].astype(float))

@@ -23,6 +23,7 @@ from megatrace.analysis.trace import Trace
 from megatrace.analysis.waits import last_arrivers
 from megatrace.analysis.walls import last_known
 from megatrace.errors import UsageError
+from megatrace.schema.processes import rank_text
 
 LAUNCH_ORDER = "launch order"
 """Why the path goes from a launch to the one before it."""
@@ -240,7 +241,7 @@ def critical_path(
         there &= ranks == (ranks[there].min() if rank is None else rank)
     rows = np.flatnonzero(there)
     if not len(rows):
-        of = "" if rank is None else f" of rank {rank}"
+        of = "" if rank is None else f" of rank {rank_text(rank)}"
         raise UsageError(
             f"no {name} {wanted}{of} in this trace",
             hint="launch_times() lists the launches and their steps",

@@ -34,16 +34,14 @@ def spans_of(trace: Trace) -> Spans:
     records = trace.records
     dur = records["dur_ns"].to_numpy()
     rows = np.flatnonzero(is_one_of(records["kind"], (Kind.SPAN,)) & (dur >= 0))
-    launch = records["launch_row"].to_numpy()[rows]
-    begin = records["begin_ns"].to_numpy()[rows]
-    end = begin + dur[rows]
-    waits = blocked(trace)
-    inside = _waited(trace, waits, launch, end) - _waited(trace, waits, launch, begin)
-    return Spans(rows, launch, begin, end, inside)
+    launch = records["launch_row"].to_numpy().take(rows)
+    begin = records["begin_ns"].to_numpy().take(rows)
+    end = begin + dur.take(rows)
+    return Spans(rows, launch, begin, end, _waited(trace, blocked(trace), launch, begin, end))
 
 
-def _waited(trace: Trace, waits: Blocked, launch: Rows, when: I8) -> I8:
-    """How long (ns) the warps of launches [n] have waited by ``when`` [n]: a running sum."""
+def _waited(trace: Trace, waits: Blocked, launch: Rows, begin: I8, end: I8) -> I8:
+    """How long (ns) the warps of launches [n] waited in [begin, end): of a running sum."""
     if not len(waits.row):
         return np.zeros(len(launch), np.int64)
     start = trace.launches["begin_ns"].to_numpy()
@@ -52,16 +50,20 @@ def _waited(trace: Trace, waits: Blocked, launch: Rows, when: I8) -> I8:
 
     def place(rows: Rows, ns: I8) -> I8:
         # Damage can put a record anywhere: it stays within its launch.
-        found: I8 = (rows.astype(np.int64) << room) | np.clip(ns - start[rows], 0, most)
+        found: I8 = (rows << room) | np.clip(ns - start.take(rows), 0, most)
         return found
 
     begins, ends = place(waits.launch, waits.begin_ns), place(waits.launch, waits.end_ns)
+    ends = np.append(0, ends)
     total = np.append(0, np.cumsum(waits.end_ns - waits.begin_ns))
-    at = place(launch, when)
-    begun = np.searchsorted(begins, at)  # begun before `when`; the last may still go on
-    going = np.maximum(ends[np.maximum(begun - 1, 0)] - at, 0)
-    left: I8 = total[begun] - np.where(begun > 0, going, 0)
-    return left
+
+    def by(when: I8) -> I8:
+        at = place(launch, when)
+        begun = np.searchsorted(begins, at)  # begun before `when`; the last may still go on
+        left: I8 = total.take(begun) - np.maximum(ends.take(begun) - at, 0)
+        return left
+
+    return by(end) - by(begin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from megatrace.schema import Cause, Kind
 
 def is_one_of(column: pd.Series[Any], wanted: Collection[str]) -> Mask:
     """Which rows of a category column say one of ``wanted``."""
-    names = column.cat.categories
-    lut = np.append(np.isin(np.asarray(names, object).astype(str), list(wanted)), False)
-    found: Mask = lut[column.cat.codes.to_numpy()]
+    codes = column.cat.codes.to_numpy()
+    found = np.zeros(len(codes), bool)
+    for code, name in enumerate(column.cat.categories):
+        if str(name) in wanted:
+            found |= codes == code
     return found
 
 
@@ -26,7 +28,7 @@ def codes_by(column: pd.Series[Any], numbers: Mapping[str, int], otherwise: int,
     """``numbers`` of what ``rows`` of a category column say."""
     names = [str(name) for name in column.cat.categories]
     lut = np.array([*(numbers.get(name, otherwise) for name in names), otherwise], np.int64)
-    found: I8 = lut[column.cat.codes.to_numpy()[rows]]
+    found: I8 = lut.take(column.cat.codes.to_numpy()[rows].astype(np.intp))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrace.analysis.launches import Scan
-from megatrace.analysis.lines import I8, LineSource, Mask, Rows
+from megatrace.analysis.lines import I8, LineSource, Mask, Rows, spread
 from megatrace.analysis.words import Chunk
 
 PIECE_LINES = 1 << 13
@@ -70,11 +70,8 @@ def _stop(lines: I8, block: Rows, start: int) -> int:
 def _piece(source: LineSource, scan: Scan, part: Rows, owner: I8) -> Piece:
     segments = scan.segments
     first, size = segments.first[part], segments.last[part] - segments.first[part]
-    begins = np.cumsum(size) - size
-    places = np.arange(int(size.sum())) + np.repeat(first - begins, size)
-    numbers, local = np.unique(owner, return_inverse=True)
-    chunk = Chunk(
-        source.gather(scan.where[places]), begins, local.astype(np.int64), segments.head[part],
-        len(numbers),
-    )  # fmt: skip
-    return Piece(chunk, numbers)
+    fresh = np.append(True, owner[1:] != owner[:-1])
+    local = np.cumsum(fresh) - 1
+    lines = source.gather(scan.where.take(spread(first, size)))
+    chunk = Chunk(lines, np.cumsum(size) - size, local, segments.head[part], int(local[-1]) + 1)
+    return Piece(chunk, owner[fresh])

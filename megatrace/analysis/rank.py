@@ -16,6 +16,7 @@ from megatrace.capture.reader import Capture
 from megatrace.clock import ClockModel, ClockSamples, HostClock, fit_host, fit_rank
 from megatrace.errors import ClockError
 from megatrace.schema import HOST, EventTable
+from megatrace.schema.processes import rank_text
 
 CLOCK_SAMPLE = next(event.id for event in HOST if event.name == "clock_sample")
 UNPLACED = (next(event.id for event in HOST if event.name == "fact"), CLOCK_SAMPLE)
@@ -116,7 +117,9 @@ def load_rank(
     found = scan(source, capacity=facts.lines, rings=facts.rings or None, joined=is_joined(capture))
     problems: list[str] = []
     if found.strange:
-        problems.append(f"rank {rank}: {found.strange} lines of rings that it does not have")
+        problems.append(
+            f"rank {rank_text(rank)}: {found.strange} lines of rings that it does not have"
+        )
     placed: Placed | None = None
     if len(found.launches):
         try:
@@ -149,7 +152,7 @@ def host_clock(capture: Capture, rank: int, problems: list[str]) -> HostClock | 
         return _host_clock(capture, rank)
     except ClockError as error:
         if np.any(~np.isin(host_records(capture, rank)["event"], UNPLACED)):
-            problems.append(f"rank {rank}: host events cannot be placed: {error}")
+            problems.append(f"rank {rank_text(rank)}: host events cannot be placed: {error}")
     return None
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from megatrace.analysis.lines import I8, Rows
+from megatrace.analysis.lines import F8, HANG, I8, U4, Mask, Rows
 from megatrace.analysis.rank import Rank
 from megatrace.analysis.spans import pair
 from megatrace.analysis.tables import CODES, own_args
-from megatrace.analysis.words import Records
+from megatrace.analysis.words import Malformed, Records
 from megatrace.schema import Event, Kind
 from megatrace.schema.layout import ARG_MASK
 
@@ -68,44 +68,63 @@ class Labels:
 class Found:
     """Records of one chunk, spans paired, in the order of the frame: by launch and time.
 
-    ``rows`` are places in ``records``, ``cycles`` how long each lasted, -1 for a span whose
-    end is not there.
+    ``at`` is each one's place in ``words``; ``cycles`` how long it lasted, -1 for a span
+    whose end is not there; the rest is as in Records.
     """
 
-    records: Records
-    rows: Rows
+    words: U4
+    at: Rows
+    event: Rows
+    launch: Rows
+    t: I8
     cycles: I8
+    uncertain: Mask
+    malformed: Malformed
 
 
 def find(rank: Rank, records: Records) -> Found:
-    """Pair the spans of a chunk and put its records in order."""
+    """Pair the spans of a chunk and put its records in order, without headers and the like."""
     spans = pair(records, rank.lut)
     cycles = records.dur.copy()
-    cycles[spans.begin] = np.maximum(records.t[spans.end] - records.t[spans.begin], 0)
-    keep = np.ones(len(records.at), bool)
+    cycles[spans.begin] = np.maximum(records.t.take(spans.end) - records.t.take(spans.begin), 0)
+    keep = records.event >= HANG
     keep[spans.end] = False
     keep[spans.closed] = False
     cycles[spans.open] = 0
     rows = np.flatnonzero(keep)
-    rows = rows[_in_order(records.launch[rows], records.t[rows], cycles[rows])]
+    launch, t = records.launch.take(rows), records.t.take(rows)
+    to, source = _in_order(launch, t, cycles.take(rows))
+    for values in (rows, launch, t):
+        values[to] = values[source]
     cycles[spans.open] = -1
-    return Found(records, rows, cycles[rows])
+    return Found(
+        records.words, records.at.take(rows), records.event.take(rows), launch, t,
+        cycles.take(rows), records.uncertain, records.malformed,
+    )  # fmt: skip
 
 
-def _in_order(launch: NDArray[np.int32], t: I8, cycles: I8) -> Rows:
-    """By launch and time, longest first; nearly always how they were written."""
+def _in_order(launch: Rows, t: I8, cycles: I8) -> tuple[Rows, Rows]:
+    """By launch and time, longest first: which places change, and what comes there from where.
+
+    Nearly all were written so.
+    """
     if len(t) and (int(t.min()) < 0 or int(t.max()) >= 1 << _TIME_BITS):
-        return np.lexsort((-cycles, t, launch))
-    key = (launch.astype(np.int64) << _TIME_BITS) + t
-    if (key[1:] < key[:-1]).any():
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-    else:
-        order = np.arange(len(key))
-    same = key[1:] == key[:-1]
-    tied = np.flatnonzero(np.append(False, same) | np.append(same, False))
-    order[tied] = order[tied[np.lexsort((-cycles[order[tied]], key[tied]))]]
-    return order
+        return np.arange(len(t)), np.lexsort((-cycles, t, launch))
+    key = (launch << _TIME_BITS) + t
+    if (key[1:] >= key[:-1]).all():
+        tied = _tied(key)
+        return tied, tied[np.lexsort((-cycles[tied], key[tied]))]
+    order = np.argsort(key, kind="stable")
+    key = key.take(order)
+    tied = _tied(key)
+    order[tied] = order[tied][np.lexsort((-cycles[order[tied]], key[tied]))]
+    return np.arange(len(t)), order
+
+
+def _tied(key: I8) -> Rows:
+    """Places in sorted ``key`` that are like one beside them."""
+    same = np.flatnonzero(key[1:] == key[:-1])
+    return np.union1d(same, same + 1)
 
 
 class RecordFrame:
@@ -148,7 +167,7 @@ class RecordFrame:
         """
         tables = self._rank
         assert tables is not None
-        part = slice(self.used, self.used + len(found.rows))
+        part = slice(self.used, self.used + len(found.at))
         self.used = part.stop
         out = {name: column[part] for name, column in self._columns.items()}
         return lambda: tables.fill(out, found, launches, launch_row)
@@ -178,19 +197,18 @@ class _RankTables:
         self.role = labels["role"].codes(rank.roles)
         numbers, index = np.unique(launches.kernel, return_inverse=True)
         self.kernel = labels["kernel"].codes(map(rank.kernel_name, numbers.tolist()))[index]
-        self.first, self.many = np.zeros(CODES, np.int64), np.zeros(CODES, np.int64)
+        self.place = np.zeros((width, CODES), np.int64)
+        """How far behind its record each of an event's own arguments is; 0: it has fewer."""
         for event in rank.lut.events.values():
             own = own_args(event)
-            self.many[event.id] = len(own)
-            meta = event.kind is Kind.META
-            self.first[event.id] = 0 if meta else len(event.all_args) - len(own)
+            first = 1 if event.kind is Kind.META else 1 + len(event.all_args) - len(own)
+            self.place[: len(own), event.id] = first + np.arange(len(own))
 
     def fill(
         self, out: dict[str, NDArray[Any]], found: Found, launches: Rows, launch_row: I8
     ) -> None:
         """Write the columns of one chunk."""
-        records, rows = found.records, found.rows
-        local = records.launch[rows].astype(np.intp)
+        many = np.diff(np.searchsorted(found.launch, np.arange(len(launches) + 1)))
         ring = self.rank.scan.launches.ring[launches]
         warp = ring % self.rank.warps
         shared: dict[str, Any] = {
@@ -205,44 +223,48 @@ class _RankTables:
         if "rank" in out:
             out["rank"][:] = self.rank.rank
         for name, values in shared.items():
-            if name not in out:
-                continue
-            np.take(values.astype(out[name].dtype, copy=False), local, out=out[name], mode="clip")
-        event = records.event[rows]
+            if name in out:
+                out[name][:] = np.repeat(values.astype(out[name].dtype, copy=False), many)
         for name, codes in self.by_code.items():
-            if name not in out:
-                continue
-            np.take(codes, event, out=out[name], mode="clip")
-        self._times(out, found, local, launches)
-        self._slots(out["slot"], records, rows, event)
+            if name in out:
+                np.take(codes, found.event, out=out[name], mode="clip")
+        self._times(out, found, launches, many)
+        self._slots(out["slot"], found)
         for i in range(self.width):
-            self._arg(out[f"a{i}"], records, rows, event, i)
+            self._arg(out[f"a{i}"], found, i)
 
-    def _times(
-        self, out: dict[str, NDArray[Any]], found: Found, local: Rows, launches: Rows
-    ) -> None:
-        rate = self.placed.ns_per_cycle[launches][local]
-        since = found.records.t[found.rows]
-        begin = np.rint(since * rate).astype(np.int64)
+    def _times(self, out: dict[str, NDArray[Any]], found: Found, launches: Rows, many: I8) -> None:
+        rate = np.repeat(self.placed.ns_per_cycle[launches], many)
+        begin = _ns(found.t, rate)
         # Ends are rounded as begins are: what abuts in cycles does in ns.
-        np.subtract(
-            np.rint((since + found.cycles) * rate).astype(np.int64), begin, out=out["dur_ns"]
-        )
-        unfinished = found.cycles < 0
-        if unfinished.any():
-            out["dur_ns"][unfinished] = -1
-        np.add(begin, self.placed.begin_ns[launches][local], out=out["begin_ns"])
+        np.subtract(_ns(found.t + found.cycles, rate), begin, out=out["dur_ns"])
+        unfinished = np.flatnonzero(found.cycles < 0)
+        out["dur_ns"][unfinished] = -1
+        np.add(begin, np.repeat(self.placed.begin_ns[launches], many), out=out["begin_ns"])
 
-    def _slots(self, out: I8, records: Records, rows: Rows, event: Rows) -> None:
+    def _slots(self, out: I8, found: Found) -> None:
         out[:] = -1
-        where = self.rank.lut.slot_arg[event]
+        if not (self.rank.lut.slot_arg >= 0).any():
+            return
+        where = self.rank.lut.slot_arg.take(found.event)
         for index in (0, 1):
             mine = np.flatnonzero(where == index)
-            out[mine] = records.arg(rows[mine], index)
+            out[mine] = _args(found, mine, 1 + index)
 
-    def _arg(self, out: I8, records: Records, rows: Rows, event: Rows, i: int) -> None:
+    def _arg(self, out: I8, found: Found, i: int) -> None:
         """The events' own argument ``i``; -1 where an event has fewer."""
         out[:] = -1
-        mine = np.flatnonzero(self.many[event] > i)
-        at = records.at[rows[mine]] + 1 + self.first[event[mine]] + i
-        out[mine] = (records.words[at] & np.uint32(ARG_MASK)).astype(np.int64)
+        mine = np.flatnonzero((self.place[i] > 0).take(found.event))
+        out[mine] = _args(found, mine, self.place[i].take(found.event.take(mine)))
+
+
+def _args(found: Found, rows: Rows, behind: I8 | int) -> I8:
+    """The words so far behind the records at ``rows``, 31 bits."""
+    words = found.words.take(found.at.take(rows) + behind)
+    return (words & np.uint32(ARG_MASK)).astype(np.int64)
+
+
+def _ns(cycles: I8, rate: F8) -> I8:
+    """Whole ns of cycles since launch start."""
+    ns = cycles * rate
+    return np.rint(ns, out=ns).astype(np.int64)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
 
+from megatrace.analysis.floor_text import floor_text
+from megatrace.analysis.plain import WIDTH, more, number, table, titled
 from megatrace.analysis.report import (
     EventRow,
     HostStepRow,
@@ -14,8 +15,8 @@ from megatrace.analysis.report import (
     Report,
     StallRow,
 )
+from megatrace.schema.processes import count_text, rank_text
 
-WIDTH = 100
 TOP_EVENTS = 40
 """Rows of the table of events; the JSON has all."""
 
@@ -26,6 +27,7 @@ def to_text(report: Report, *, top: int = TOP_EVENTS) -> str:
         _title(report),
         _host_steps(report, top),
         _kernels(report, top),
+        floor_text(report.floor, top),
         _stalls(report),
         _events(report, top),
         _prefetches(report),
@@ -35,30 +37,6 @@ def to_text(report: Report, *, top: int = TOP_EVENTS) -> str:
         _clocks(report),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Rows below ``head``; the first ``left`` columns flush left, the others right."""
-    body = [list(row) for row in rows]
-    widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]
-    spare = WIDTH - sum(widths) - 2 * (len(widths) - 1)
-    for i in range(left):
-        if spare < 0:
-            cut = min(-spare, max(0, widths[i] - 12))
-            widths[i] -= cut
-            spare += cut
-    lines = []
-    for row in [list(head), *body]:
-        cells = [
-            _fit(cell, widths[i]).ljust(widths[i]) if i < left else cell.rjust(widths[i])
-            for i, cell in enumerate(row)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _title(report: Report) -> str:
@@ -82,14 +60,15 @@ def _device(report: Report) -> str:
         if not report.host_steps:
             return "no traced kernel, no host steps"
         seen = f", {report.steps.seen:,} steps seen" if report.steps.seen is not None else ""
-        ranks = len({row.rank for row in report.host_steps})
-        return f"no traced kernel; host spans only, {_ranks(ranks)}{seen}"
+        ranks = count_text(row.rank for row in report.host_steps)
+        return f"no traced kernel; host spans only, {ranks}{seen}"
     steps = f"{report.steps.recorded:,} steps recorded"
     if report.steps.seen is not None:
         steps += f" of {report.steps.seen:,} seen ({report.steps.source})"
     else:
         steps += f" ({report.steps.source})"
-    return f"device={report.device}, {_ranks(report.ranks)}, {_sms(report)}{steps}"
+    ranks = count_text(row.rank for row in report.clocks)
+    return f"device={report.device}, {ranks}, {_sms(report)}{steps}"
 
 
 def _sms(report: Report) -> str:
@@ -114,7 +93,7 @@ def _clock_sentence(report: Report) -> str:
     text = f"times within ±{max(errors):,.0f} ns on each GPU"
     if not hosts:
         return f"{text}, host unknown"
-    text += f", against the host ±{_number(max(hosts) / 1e3)} us"
+    text += f", against the host ±{number(max(hosts) / 1e3)} us"
     if missing := len(errors) - len(hosts):
         text += f", host unknown for {_ranks(missing)}"
     return text
@@ -139,8 +118,8 @@ def _host_steps(report: Report, top: int) -> str:
     shown = rows[:top]
     body = [
         (
-            row.event, str(row.rank), f"{row.count:,}", _number(row.total_ms),
-            _number(row.median_ms), _number(row.p95_ms), *(cells[i] for i in kept),
+            row.event, rank_text(row.rank), f"{row.count:,}", number(row.total_ms),
+            number(row.median_ms), number(row.p95_ms), *(cells[i] for i in kept),
         )
         for row, cells in zip(shown, told, strict=False)
     ]  # fmt: skip
@@ -148,7 +127,7 @@ def _host_steps(report: Report, top: int) -> str:
     if any(row.event != "step" for row in rows):
         times += ": on a GPU a forward returns when its work is queued"
     notes = [f"{times}.", "; ".join(_HOST_LEGEND[n] for n in names if n in _HOST_LEGEND)]
-    text = _titled("Host steps", table(head, body), rows, shown)
+    text = titled("Host steps", table(head, body), rows, shown)
     return "\n".join([text, *filter(None, notes)])
 
 
@@ -171,13 +150,13 @@ def _kernels(report: Report, top: int) -> str:
     shown = [r for r in rows if r in layers]
     head = ("kernel", "layer", "launches", "timed", "total us", "median us", "p95 us")
     body = [_kernel_cells(row) for row in shown]
-    return _titled("Launches, first warp in to last warp out", table(head, body), rows, shown)
+    return titled("Launches, first warp in to last warp out", table(head, body), rows, shown)
 
 
 def _kernel_cells(row: KernelRow) -> tuple[str, ...]:
     return (
-        row.kernel, str(row.layer), f"{row.launches:,}", f"{row.timed:,}", _number(row.total_us),
-        _number(row.median_us), _number(row.p95_us),
+        row.kernel, str(row.layer), f"{row.launches:,}", f"{row.timed:,}", number(row.total_us),
+        number(row.median_us), number(row.p95_us),
     )  # fmt: skip
 
 
@@ -194,9 +173,9 @@ def _stalls(report: Report) -> str:
 
 
 def _stall_cells(row: StallRow) -> tuple[str, ...]:
-    total = _number(row.total_us) if row.total_us is not None else f"{row.total_cycles:,} cycles"
+    total = number(row.total_us) if row.total_us is not None else f"{row.total_cycles:,} cycles"
     return (
-        row.role, row.cause, row.source, str(row.rank), f"{row.count:,}", total,
+        row.role, row.cause, row.source, rank_text(row.rank), f"{row.count:,}", total,
         f"{100 * row.share:.1f} %",
     )  # fmt: skip
 
@@ -217,15 +196,15 @@ def _events(report: Report, top: int) -> str:
         else f"Medians and p95 are within {100 * report.quantile_error:.1f} %."
     )
     share = "share: of the role's warp time; stalls lie inside spans, so shares overlap."
-    return _titled("Events by total time", text, rows, shown) + f"\n{exact}\n{share}"
+    return titled("Events by total time", text, rows, shown) + f"\n{exact}\n{share}"
 
 
 def _event_cells(row: EventRow) -> tuple[str, ...]:
     timed = row.kind in ("span", "stall", "wait")
     return (
         row.kernel, row.role, row.event, str(row.layer), row.cause or row.kind, f"{row.count:,}",
-        _number(row.total_us) if timed else "", _number(row.median_us) if timed else "",
-        _number(row.p95_us) if timed else "", f"{100 * row.share:.1f} %" if timed else "",
+        number(row.total_us) if timed else "", number(row.median_us) if timed else "",
+        number(row.p95_us) if timed else "", f"{100 * row.share:.1f} %" if timed else "",
     )  # fmt: skip
 
 
@@ -263,8 +242,8 @@ _NO_VERDICT = ("cpu", "", "", "cpu", "")
 
 def _verdict_cells(row: PrefetchRow) -> tuple[str, str, str, str, str]:
     return (
-        f"{row.late:,}", _number(row.late_median_us), _number(row.late_p95_us),
-        f"{row.early:,}", _number(row.early_at_most_median_us),
+        f"{row.late:,}", number(row.late_median_us), number(row.late_p95_us),
+        f"{row.early:,}", number(row.early_at_most_median_us),
     )  # fmt: skip
 
 
@@ -274,14 +253,14 @@ def _hangs(report: Report) -> str:
     head = ("role", "waits for", "rank", "SM", "block", "warp", "layer", "slot", "cycles", "us")
     body = [
         (
-            row.role, row.event, str(row.rank), str(row.sm), str(row.block), str(row.warp),
+            row.role, row.event, rank_text(row.rank), str(row.sm), str(row.block), str(row.warp),
             str(row.layer), str(row.slot), f"{row.waited_cycles:,}",
-            "" if math.isnan(row.waited_us) else _number(row.waited_us),
+            "" if math.isnan(row.waited_us) else number(row.waited_us),
         )
         for row in report.hangs[:TOP_EVENTS]
     ]  # fmt: skip
     text = f"Hangs: waits that outlasted their bound\n{table(head, body, left=2)}"
-    return _more(text, len(report.hangs), len(body))
+    return more(text, len(report.hangs), len(body))
 
 
 _LOSS_LEGEND = """\
@@ -304,7 +283,8 @@ def _loss(report: Report) -> str:
     )  # fmt: skip
     body = [
         (
-            str(row.rank), f"{row.lines_seen:,}", f"{row.lines_lost:,}", f"{row.lines_torn:,}",
+            rank_text(row.rank), f"{row.lines_seen:,}", f"{row.lines_lost:,}",
+            f"{row.lines_torn:,}",
             f"{row.words_seen:,}", f"{row.words_lost:,}", f"{row.words_unknown_max:,}",
         )
         for row in report.loss
@@ -315,7 +295,7 @@ def _loss(report: Report) -> str:
     )  # fmt: skip
     body_2 = [
         (
-            str(row.rank), f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_cut:,}",
+            rank_text(row.rank), f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_cut:,}",
             f"{row.tail_words_at_most:,}", f"{row.launches_lost:,}",
         )
         for row in report.loss
@@ -327,12 +307,12 @@ def _loss(report: Report) -> str:
 
 def _loss_notes(report: Report) -> list[str]:
     notes = [
-        f"rank {row.rank}: {row.launches_time_uncertain:,} launches have uncertain times"
+        f"rank {rank_text(row.rank)}: {row.launches_time_uncertain:,} launches have uncertain times"
         for row in report.loss
         if row.launches_time_uncertain
     ]
     notes += [
-        f"rank {row.rank} malformed: "
+        f"rank {rank_text(row.rank)} malformed: "
         + ", ".join(f"{k} {v:,}" for k, v in row.malformed_by.items())
         for row in report.loss
         if row.malformed
@@ -348,7 +328,7 @@ def _overhead(report: Report) -> str:
     head = ("rank", "records", "words", "of them headers", "line bytes", "record share", "counters")
     body = [
         (
-            str(row.rank), f"{row.records:,}", f"{row.words:,}", f"{row.header_words:,}",
+            rank_text(row.rank), f"{row.records:,}", f"{row.words:,}", f"{row.header_words:,}",
             f"{row.line_bytes:,}", f"{100 * row.word_share:.1f} %", f"{row.counter_samples:,}",
         )
         for row in report.overhead
@@ -366,30 +346,13 @@ def _clocks(report: Report) -> str:
     head = ("rank", "device", "error ns", "held out", "GHz", "SMs", "samples", "host error us")
     body = [
         (
-            str(row.rank), row.device, "" if row.error_ns is None else f"{row.error_ns:,.0f}",
+            rank_text(row.rank), row.device, "" if row.error_ns is None else f"{row.error_ns:,.0f}",
             "yes" if row.held_out else "no", "" if row.ghz is None else f"{row.ghz:.4f}",
             str(row.sms), f"{row.samples:,}",
-            "unknown" if row.host_error_ns is None else _number(row.host_error_ns / 1e3),
+            "unknown" if row.host_error_ns is None else number(row.host_error_ns / 1e3),
         )
         for row in report.clocks
     ]  # fmt: skip
     return (
         f"Clocks\n{table(head, body)}\nheld out: the error is of launches that the fit had not seen"
     )
-
-
-def _titled(title: str, text: str, rows: Sequence[object], shown: Sequence[object]) -> str:
-    return _more(f"{title}\n{text}", len(rows), len(shown))
-
-
-def _more(text: str, all_rows: int, shown: int) -> str:
-    if shown == all_rows:
-        return text
-    return f"{text}\n{all_rows - shown:,} more rows are in the JSON"
-
-
-def _number(value: float) -> str:
-    """As many decimals as the number is worth; empty for NaN."""
-    if value != value:
-        return ""
-    return f"{value:,.0f}" if value >= 10_000 else f"{value:,.2f}"

@@ -192,6 +192,43 @@ class HostStepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorRow:
+    """One kernel and layer over all ranks: of the launches that have a fraction.
+
+    ``experts`` and ``bytes`` are means, ``experts`` -1 where nobody counts them; times and
+    ``fraction`` (floor / time, of each launch) are medians.
+    """
+
+    kernel: str
+    layer: int
+    launches: int
+    experts: float
+    bytes: float
+    floor_us: float
+    median_us: float
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The fraction of the floor by layer; no rows where ``why_not`` says why there is none.
+
+    Attributes:
+        fraction: all those launches together: the sum of their floors over that of their
+            times; NaN without rows.
+        bandwidth_bytes_per_s: 0 where it is not known; ``bandwidth_from`` who says so.
+        left_out: what launches read beside and is not counted: the fraction is no less.
+    """
+
+    rows: tuple[FloorRow, ...] = ()
+    fraction: float = float("nan")
+    bandwidth_bytes_per_s: float = 0.0
+    bandwidth_from: str = ""
+    left_out: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All tables of one capture."""
 
@@ -202,6 +239,9 @@ class Report:
     problems: tuple[str, ...]
     ranks: int
     """Those with a traced kernel."""
+    processes: int
+    """Of these ranks, each with a ring of its own: rows of a rank that restarts are several.
+    A ``rank`` of the rows is a number of :mod:`megatrace.schema.processes`."""
     steps: StepsSeen
     sms: SmsRecorded
     host_steps: tuple[HostStepRow, ...]
@@ -222,6 +262,8 @@ class Report:
     quantiles_exact: bool
     quantile_error: float
     """Largest relative error of medians and p95; 0 where they are exact."""
+    floor: Floors = Floors()
+    """See :func:`megatrace.analysis.floors.floors_of`: it takes another reading."""
 
     def loss_sentence(self) -> str:
         """One line: what is missing, and how well that is known."""

@@ -33,6 +33,7 @@ from megatrace.schema.layout import (
     LINE_BYTES,
     RECORDS_PER_LINE,
 )
+from megatrace.schema.processes import process_of
 
 _US = 1e-3
 _SM_BITS, _BLOCK_BITS = 9, 20
@@ -226,15 +227,17 @@ def clock_row(rank: Rank) -> ClockRow:
 
 def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
     """Steps that have a timeline, of the steps that ran, as the best witness counts them."""
-    recorded: set[int] = set()
+    recorded: set[tuple[int, int]] = set()  # of each process: all count from 1
     for rank in ranks:
         steps = np.unique(rank.scan.launches.step)
-        recorded.update(steps[steps > 0].tolist())
+        process = process_of(rank.rank)
+        recorded.update((process, step) for step in steps[steps > 0].tolist())
     ran = steps_run(capture)
     if ran:
         return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records")
     if recorded:
-        return StepsSeen(len(recorded), max(recorded), "last step id of the launches")
+        last = dict(sorted(recorded))  # the greatest step of each process
+        return StepsSeen(len(recorded), sum(last.values()), "last step id of the launches")
     return StepsSeen(0, None, "no step ids: the host has no step hook")
 
 

@@ -11,6 +11,7 @@ from megatrace.analysis.rank import UNPLACED
 from megatrace.analysis.report import HostStepRow
 from megatrace.capture.reader import Capture
 from megatrace.schema import HOST
+from megatrace.schema.processes import MAX_PROCESSES, PROCESSES_APART
 
 STEP_ARGS = ("batch_size", "tokens", "graph", "accepted")
 """Names of the values of a step or forward, in their order."""
@@ -69,11 +70,17 @@ def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> HostStepRo
 
 
 def steps_run(capture: Capture) -> int:
-    """How many steps ran, as the host of the rank says that tells of most; 0: none tells."""
+    """How many steps ran, as the host of the rank says that tells of most; 0: none tells.
+
+    Where ranks have had several processes, those of each of them.
+    """
     host = capture.host()
     rows = np.flatnonzero((host.records["event"] == _STEP) & (host.records["step"] > 0))
     ran = np.unique(np.stack([host.rank[rows], host.records["step"][rows]]), axis=1)
-    return int(np.unique(ran[0], return_counts=True)[1].max(initial=0))
+    number, steps = np.unique(ran[0], return_counts=True)
+    most = np.zeros(MAX_PROCESSES, np.int64)
+    np.maximum.at(most, number.astype(np.int64) // PROCESSES_APART, steps)
+    return int(most.sum())
 
 
 def host_records_lost(capture: Capture) -> int:

@@ -32,32 +32,33 @@ def pair(records: Records, lut: Lookup) -> Spans:
 
     Spans of different events may overlap, those of one event nest.
     """
-    rows = np.flatnonzero(lut.kind[records.event] == SPAN)
-    code = records.event[rows].astype(np.uint8)
-    # Eight bits: a radix sort, which keeps time order within an event.
-    rows = rows[np.argsort(lut.begin[code], kind="stable")]
+    rows = np.flatnonzero((lut.kind == SPAN).take(records.event))
+    code = records.event.take(rows).astype(np.uint8)
+    event = lut.begin.take(code)
+    if (event[1:] < event[:-1]).any():
+        # Eight bits: a radix sort, which keeps time order within an event.
+        order = np.argsort(event, kind="stable")
+        rows, code, event = rows.take(order), code.take(order), event.take(order)
+    is_end, segment = code != event, records.segment.take(rows)
     begins: list[Rows] = []
     ends: list[Rows] = []
     for _ in range(_MAX_NESTING):
-        code = records.event[rows].astype(np.uint8)
-        is_end = lut.is_end[code]
-        event = lut.begin[code]
-        segment = records.segment[rows]
         match = ~is_end[:-1] & is_end[1:]
         match &= (event[:-1] == event[1:]) & (segment[:-1] == segment[1:])
         at = np.flatnonzero(match)
         if not len(at):
             break
-        begins.append(rows[at])
-        ends.append(rows[at + 1])
+        begins.append(rows.take(at))
+        ends.append(rows.take(at + 1))
         left = np.ones(len(rows), bool)
-        left[at] = False
-        left[at + 1] = False
-        rows = rows[left]
+        left[:-1] ^= match
+        left[1:] ^= match
+        still = np.flatnonzero(left)
+        rows, segment = rows.take(still), segment.take(still)
+        event, is_end = event.take(still), is_end.take(still)
         if not len(rows):
             break
     none = np.zeros(0, np.intp)
-    is_end = lut.is_end[records.event[rows]]
     return Spans(
         np.concatenate(begins) if begins else none,
         np.concatenate(ends) if ends else none,

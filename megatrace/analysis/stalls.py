@@ -86,7 +86,7 @@ def _waits(trace: Trace) -> tuple[Rows, Rows, I8]:
         rows = np.concatenate([rows, hung])
         order = np.argsort(rows, kind="stable")  # records are by launch and time
         rows, code = rows[order], code[order]
-    return rows, records["launch_row"].to_numpy()[rows], code
+    return rows, records["launch_row"].to_numpy().take(rows), code
 
 
 def _hangs(trace: Trace) -> Rows:
@@ -157,13 +157,16 @@ def _waited(trace: Trace, own_end: I8, inside: I8) -> I8:
     """
     rows, launch, code = _waits(trace)
     many = len(inside)
-    dur = trace.records["dur_ns"].to_numpy()[rows]
-    told = np.bincount(launch, dur, many) <= inside
+    dur = trace.records["dur_ns"].to_numpy().take(rows)
+    uncertain = trace.launches["time_uncertain"].to_numpy()
+    sums = _sums(launch, code, dur, many)
+    told = sums.sum(axis=1) <= inside
+    if told.all() and not uncertain.any():
+        return sums
     if not told.all():
         waits = blocked(trace)
         fits = np.maximum(np.minimum(waits.end_ns, own_end[launch]) - waits.begin_ns, 0)
         dur = np.where(told[launch], dur, fits)
-    uncertain = trace.launches["time_uncertain"].to_numpy()
     if uncertain.any():
         dur = np.where(uncertain[launch], 0, dur)
     return _sums(launch, code, dur, many)

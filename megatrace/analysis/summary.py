@@ -31,6 +31,7 @@ from megatrace.analysis.tables import SPAN
 from megatrace.analysis.words import Malformed, Records, decode_chunk
 from megatrace.capture.reader import Capture, CounterSamples
 from megatrace.schema import EventTable
+from megatrace.schema.processes import rank_of
 
 MAX_HANGS = 1000
 """Hang rows of one rank; a machine that hangs harder than this says nothing more."""
@@ -188,7 +189,8 @@ def _report(
         device=" and ".join(devices) or "none",
         complete=capture.complete,
         problems=tuple(problems),
-        ranks=len(ranks),
+        ranks=len({rank_of(rank.rank) for rank in ranks}),
+        processes=len(ranks),
         steps=steps_of(capture, ranks),
         sms=sms_of(capture, ranks),
         host_steps=host_step_rows(capture),

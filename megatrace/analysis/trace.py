@@ -20,7 +20,7 @@ from megatrace.analysis.server import host_ranks, host_records_lost
 from megatrace.analysis.side import in_order
 from megatrace.analysis.summary import ranks_of
 from megatrace.analysis.tables import own_args
-from megatrace.analysis.words import Malformed, decode_chunk
+from megatrace.analysis.words import Malformed, decode_all
 from megatrace.capture.reader import Capture
 from megatrace.clock import ClockModel
 from megatrace.schema import EventTable
@@ -138,7 +138,7 @@ def trace_of(
         base += len(rows[i])
         loss.append(loss_row(rank, capture, malformed, int(uncertain.sum())))
     return Trace(
-        launches=_stack(launches, empty_launches()),
+        launches=_stack(launches),
         records=records.frame() if records.used else empty_records(),
         host=host,
         loss=LossTable(tuple(loss), capture.complete, host_records_lost(capture)),
@@ -180,7 +180,7 @@ def _decode_rank(
     at = 0
 
     def look(piece: Piece) -> Found:
-        return find(rank, decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches)))
+        return find(rank, decode_all(piece.chunk, rank.lut, rank.span_clock(piece.launches)))
 
     # numpy lets go of the interpreter: chunks are decoded and written side by side.
     for piece, found, write in in_order(
@@ -188,18 +188,18 @@ def _decode_rank(
     ):
         part = slice(at, at + len(piece.launches))
         at = part.stop
-        malformed += found.records.malformed
-        doubt = found.records.uncertain | rank.scan.launches.unchecked[piece.launches]
+        malformed += found.malformed
+        doubt = found.uncertain | rank.scan.launches.unchecked[piece.launches]
         uncertain[part] = doubt
         write(into.place(found, piece.launches, base + np.arange(part.start, part.stop)))
     return malformed, uncertain
 
 
-def _stack(parts: list[pd.DataFrame], empty: pd.DataFrame) -> pd.DataFrame:
+def _stack(parts: list[pd.DataFrame]) -> pd.DataFrame:
     """Frames one below the other; categories are joined."""
     parts = [p for p in parts if len(p)]
     if not parts:
-        return empty
+        return empty_launches()
     if len(parts) == 1:
         return parts[0].reset_index(drop=True)
     out: dict[str, object] = {}

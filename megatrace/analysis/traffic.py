@@ -1,70 +1,169 @@
-"""Experts that a layer's rows hit, against its time: weights read follow their number."""
+"""Bytes that a launch must read, against its time: they follow the experts that its rows hit."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 
 from megatrace.analysis.columns import EXPERT_TRAFFIC, FLOOR
+from megatrace.analysis.lines import I8, Mask
 from megatrace.analysis.pick import is_one_of, launch_columns
 from megatrace.analysis.trace import Trace
-from megatrace.analysis.walls import walls_of
+from megatrace.analysis.walls import Walls, launch_times, walls_of, whole_launches
+from megatrace.capture.reader import Capture
 from megatrace.errors import UsageError
 from megatrace.schema import Kind
+from megatrace.schema.traffic import COPY_BANDWIDTH, DISTINCT_EXPERTS, LAUNCH_BYTES, LaunchBytes
 
-COUNTER = "distinct_experts"
-"""Name of the counter event by which a kernel says how many experts its rows hit."""
+GIVEN = "given"
+"""Where a bandwidth is from that somebody gave with the question."""
+NOT_SAID = (
+    "the program did not say what a launch must read "
+    f"(KernelAgent.fact {LAUNCH_BYTES!r}: see megatrace/schema/traffic.py)"
+)
+NO_BANDWIDTH = "no bandwidth is known: give what a copy on this GPU delivers, --bandwidth 4.2TB/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """What the memory of the GPU delivers, and who says so. Raises UsageError unless above 0."""
+
+    bytes_per_s: float
+    origin: str = GIVEN
+
+    def __post_init__(self) -> None:
+        """Check it."""
+        if not 0 < self.bytes_per_s < math.inf:
+            raise UsageError(
+                f"a bandwidth of {self.bytes_per_s:g} bytes a second",
+                hint="give what a copy on this GPU delivers, read and written together",
+            )
+
+    def __str__(self) -> str:
+        """``4.20 TB/s (given)``."""
+        return f"{self.bytes_per_s / 1e12:.2f} TB/s ({self.origin})"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a capture says of the bytes of its launches, and the bandwidth to hold them against.
+
+    ``said`` is by rank and kernel.
+    """
+
+    said: Mapping[tuple[int, str], LaunchBytes]
+    bandwidth: Bandwidth | None
+
+    @classmethod
+    def of(cls, capture: Capture, bandwidth: Bandwidth | None = None) -> Self:
+        """The facts of ``capture``; the bandwidth that its program measured where none is given.
+
+        A GPU's name says no bandwidth: what nobody measured is not known.
+        """
+        said = {}
+        measured: Bandwidth | None = None
+        for row in capture.facts("fact"):
+            value = row.fields.get("value")
+            if row.fields.get("name") == LAUNCH_BYTES:
+                found = LaunchBytes.of_fact(value)
+                if found is not None:
+                    said[row.rank, found.kernel] = found
+            elif row.fields.get("name") == COPY_BANDWIDTH and isinstance(value, dict):
+                measured = _measured(value) or measured
+        return cls(said, bandwidth or measured)
+
+    @property
+    def why_not(self) -> str:
+        """What is missing for a fraction of the floor; "" where the capture may have one."""
+        return NOT_SAID if not self.said else NO_BANDWIDTH if self.bandwidth is None else ""
+
+    @property
+    def left_out(self) -> str:
+        """What launches read beside and nobody counted, in words."""
+        return ", ".join(sorted({said.left_out for said in self.said.values() if said.left_out}))
+
+
+def _measured(value: Mapping[str, Any]) -> Bandwidth | None:
+    rate, how = value.get("bytes_per_s"), str(value.get("how") or "").strip()
+    if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        return None
+    return Bandwidth(float(rate), f"measured by the program that was recorded: {how or 'a copy'}")
 
 
 def expert_traffic(trace: Trace) -> pd.DataFrame:
     """A row a launch that counts experts; columns as ``EXPERT_TRAFFIC`` says."""
-    records = trace.records
-    counts = is_one_of(records["event"], (COUNTER,)) & is_one_of(records["kind"], (Kind.COUNTER,))
-    rows = np.flatnonzero(counts)
-    if not len(rows):
-        return EXPERT_TRAFFIC.empty()
     walls = walls_of(trace)
-    wall = walls.of_launch[records["launch_row"].to_numpy()[rows]]
-    most = np.full(len(walls.first), -1, np.int64)
-    np.maximum.at(most, wall, _values(trace)[rows])
+    most = _experts(trace, walls)
     told = np.flatnonzero(most >= 0)
+    if not len(told):
+        return EXPERT_TRAFFIC.empty()
     which = launch_columns(trace, walls.first[told])
     known = walls.end_ns[told] >= 0
     dur = np.where(known, walls.end_ns[told] - walls.begin_ns[told], -1)
     return EXPERT_TRAFFIC.frame({**which, "distinct_experts": most[told], "dur_ns": dur})
 
 
-def _values(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    values: np.ndarray[tuple[int], np.dtype[np.int64]] = trace.records["a0"].to_numpy()
-    return values
+def _experts(trace: Trace, walls: Walls) -> I8:
+    """[W] experts that each launch says it hit, the most any block counted; -1: none says."""
+    records = trace.records
+    most = np.full(len(walls.first), -1, np.int64)
+    counts = is_one_of(records["event"], (DISTINCT_EXPERTS,))
+    rows = np.flatnonzero(counts & is_one_of(records["kind"], (Kind.COUNTER,)))
+    if len(rows):
+        wall = walls.of_launch[records["launch_row"].to_numpy()[rows]]
+        np.maximum.at(most, wall, records["a0"].to_numpy()[rows])
+    return most
 
 
-def floor(
-    trace: Trace, *, bytes_fixed: int, bytes_per_expert: int, bandwidth_gb_s: float
-) -> pd.DataFrame:
-    """Each launch of :func:`expert_traffic` against the time its bytes take; ``FLOOR``.
+def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
+    """Launches of kernels that say their bytes, against the time these take; see ``FLOOR``.
 
-    A capture does not say how many bytes a layer must read: ``bytes_fixed`` (what every
-    launch reads, KV cache included) and ``bytes_per_expert`` are of the model and of how it
-    is sharded, ``bandwidth_gb_s`` (1e9 bytes a second) of the GPU. Raises UsageError for
-    what cannot be.
+    Host builds get no fraction, nor do launches of which a warp is missing: they took longer
+    than is known.
     """
-    if bytes_fixed < 0 or bytes_per_expert < 0 or not bandwidth_gb_s > 0:
-        raise UsageError(
-            "a floor needs bytes of 0 or more and a bandwidth above 0",
-            hint="give the bytes that a layer reads on one GPU, and what its memory delivers",
-        )
-    traffic = expert_traffic(trace)
-    read = bytes_fixed + traffic["distinct_experts"].to_numpy() * bytes_per_expert
-    floor_ns = np.rint(read / bandwidth_gb_s).astype(np.int64)
-    dur = traffic["dur_ns"].to_numpy()
+    times = launch_times(trace)
+    whole = whole_launches(times)
+    # launch_times has a row a wall, in their order.
+    experts = _experts(trace, walls_of(trace))
+    said, always, each = _said(times, traffic)
+    mine = np.flatnonzero(said)
+    if not len(mine):
+        return FLOOR.empty()
+    times, whole, experts = times.iloc[mine], whole[mine], experts[mine]
+    counted = (each[mine] == 0) | (experts >= 0)
+    read = np.where(counted, always[mine] + np.maximum(experts, 0) * each[mine], -1)
+    dur = times["dur_ns"].to_numpy()
+    per_ns = traffic.bandwidth.bytes_per_s / 1e9 if traffic.bandwidth else 0.0
+    floor_ns = np.full(len(read), -1, np.int64)
+    if per_ns:
+        floor_ns = np.where(read >= 0, np.rint(read / per_ns), -1).astype(np.int64)
     cpus = [rank for rank, device in trace.devices.items() if device == "cpu"]
-    known = (dur > 0) & ~np.isin(traffic["rank"].to_numpy(), cpus)
+    known = whole & (dur > 0) & (floor_ns >= 0) & ~np.isin(times["rank"].to_numpy(), cpus)
+    columns = {name: times[name] for name in ("rank", "launch_no", "step", "kernel", "layer")}
     return FLOOR.frame(
         {
-            **{name: traffic[name] for name in traffic.columns},
+            **columns,
+            "distinct_experts": experts,
+            "dur_ns": dur,
             "bytes": read,
             "floor_ns": floor_ns,
             "fraction": np.where(known, floor_ns / np.maximum(dur, 1), -1.0),
         }
     )
+
+
+def _said(times: pd.DataFrame, traffic: Traffic) -> tuple[Mask, I8, I8]:
+    """[n] of each launch: whether its kernel says its bytes, those always read, those an expert."""
+    said = np.zeros(len(times), bool)
+    always, each = np.zeros((2, len(times)), np.int64)
+    groups: Any = times.groupby(["rank", "kernel", "layer"], observed=True).indices
+    for (rank, kernel, layer), rows in groups.items():
+        found = traffic.said.get((int(rank), str(kernel)))
+        if found is not None and 0 <= layer < len(found.always):
+            said[rows], always[rows], each[rows] = True, found.always[layer], found.expert[layer]
+    return said, always, each

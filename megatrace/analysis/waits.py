@@ -22,6 +22,7 @@ from megatrace.analysis.pick import (
 from megatrace.analysis.trace import Trace
 from megatrace.errors import ClockError
 from megatrace.schema import Cause, Kind
+from megatrace.schema.processes import PROCESSES_APART
 
 FLIGHT_NS = 5_000
 """A publish may take so long to be seen: one that was earlier ended no wait begun after it.
@@ -103,7 +104,8 @@ def _across(trace: Trace, waiting: Rows, made: Rows) -> tuple[I8, I8]:
     rows = np.concatenate([made, waiting])
     slow = _of_the_host_build(trace, rows)
     within = (np.where(slow, of_launch(trace, name, rows), -1) for name in ("step", "layer"))
-    key = _keys(trace, rows, *within)
+    process = of_launch(trace, "rank", rows).astype(np.int64) // PROCESSES_APART
+    key = _keys(trace, rows, process, *within)
     slack = doubt + int(their_doubt[known].max())
     flight = np.where(slow[len(made) :], _NO_BOUND, FLIGHT_NS)
     dur = records["dur_ns"].to_numpy()[waiting]

@@ -90,6 +90,18 @@ def launch_times(trace: Trace) -> pd.DataFrame:
     )
 
 
+def whole_launches(times: pd.DataFrame) -> Mask:
+    """Which rows of ``launch_times`` are known from end to end: every warp is, and all came.
+
+    A warp whose header is lost left no launch: there are fewer than in the launches beside.
+    """
+    usual = times.groupby(["rank", "kernel"], observed=True)["warps_seen"].transform("median")
+    whole: Mask = (
+        times["whole"] & (times["dur_ns"] >= 0) & (times["warps_seen"] >= usual)
+    ).to_numpy()
+    return whole
+
+
 def _gaps(walls: Walls, rank: I8, step: I8) -> I8:
     """Since the launch before, where that is of the same step or the very step before."""
     gap = np.full(len(rank), -1, np.int64)

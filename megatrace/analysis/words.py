@@ -23,7 +23,8 @@ from megatrace.analysis.lines import (
     U4,
     Mask,
     Rows,
-    payload,
+    in_use,
+    words_of,
 )
 from megatrace.analysis.tables import UNKNOWN, Lookup
 from megatrace.schema.layout import ARG_MASK, HEADER_WORDS, TIME_BITS, TIME_MASK
@@ -87,9 +88,9 @@ class Records:
     """
 
     words: U4
-    at: I4
+    at: Rows
     event: Rows
-    launch: I4
+    launch: Rows
     segment: I4
     t: I8
     dur: I8
@@ -99,7 +100,7 @@ class Records:
 
     def arg(self, rows: Rows, index: int) -> U4:
         """Argument ``index`` of the records at ``rows``, 31 bits."""
-        return self.words[self.at[rows] + (1 + index)] & np.uint32(ARG_MASK)
+        return self.words.take(self.at.take(rows) + (1 + index)) & np.uint32(ARG_MASK)
 
 
 def decode_chunk(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:
@@ -108,57 +109,65 @@ def decode_chunk(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:
     ``span_clock`` [L]: cycles from header to closing (31 bits), -1 where there is none;
     checked against the closing's own time.
     """
-    dense = payload(chunk.lines)
-    used = np.count_nonzero(dense, axis=1)
-    words_before = np.zeros(len(used) + 1, np.int64)
-    np.cumsum(used, out=words_before[1:])
-    flat = dense.ravel()
-    words = flat[flat != 0]
-    starts = words_before[chunk.segment_first]
+    whole = decode_all(chunk, lut, span_clock)
+    rows = np.flatnonzero(whole.event >= HANG)
+    return Records(
+        whole.words, whole.at.take(rows), whole.event.take(rows), whole.launch.take(rows),
+        whole.segment.take(rows), whole.t.take(rows), whole.dur.take(rows), whole.uncertain,
+        whole.malformed,
+    )  # fmt: skip
 
+
+def decode_all(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:
+    """As :func:`decode_chunk`, headers, closings and epochs among the records: without a copy."""
+    # Whole numbers of the machine's width are what numpy indexes by, `take` at its fastest.
+    words, starts = _dense(chunk)
     is_record = words.view(np.int32) >= 0
     orphans = starts[(starts < len(words)) & ~chunk.head]
     is_record[orphans] = True  # an argument here belongs to no record that is left
-    at = np.flatnonzero(is_record).astype(np.int32)
-    found = np.diff(at, append=np.int32(len(words))) - np.int32(1)
-    event = (words[at] >> np.uint32(TIME_BITS)).astype(np.intp)
-    segment = np.searchsorted(at, starts).astype(np.int64)
-    segment_of = _spread(segment, len(at))
+    at = np.flatnonzero(is_record)
+    found = np.empty_like(at)
+    np.subtract(at[1:], at[:-1], out=found[:-1])
+    found[-1:] = len(words) - at[-1:]
+    found -= 1
+    first = words.take(at)
+    event = (first >> np.uint32(TIME_BITS)).astype(np.intp)
+    segment = np.searchsorted(at, starts)
+    size = np.diff(segment, append=len(at))
+    segment_of = np.repeat(np.arange(len(starts), dtype=np.int32), size)
+    launch = np.repeat(chunk.segment_launch.astype(np.intp), size)
 
     found[segment[chunk.head]] = HEADER_WORDS - 1  # seen to be whole when it was found
     keep, malformed = _sort_out(event, found, segment_of, segment[chunk.head], lut)
     if not keep.all():
-        at, event, segment_of = at[keep], event[keep], segment_of[keep]
-    launch = chunk.segment_launch.astype(np.int32)[segment_of]
-    times = _times(words, at, event, launch, span_clock, lut)
+        rows = np.flatnonzero(keep)
+        at, event, first = at[rows], event[rows], first[rows]
+        segment_of, launch = segment_of[rows], launch[rows]
+    times = _times(words, _Marks(at, event, launch, first), span_clock, lut)
     # A silence before the closing is no matter where every record's time is told whole.
     off = np.where(times.told, times.end > span_clock, (times.end - span_clock) & ARG_MASK != 0)
     uncertain = (span_clock >= 0) & off
-    user = event > HANG
-    user |= event == HANG
-    rows = np.flatnonzero(user)
-    return Records(
-        words, at[rows], event[rows], launch[rows], segment_of[rows].astype(np.int32),
-        times.t[rows], times.dur[rows], uncertain, malformed,
-    )  # fmt: skip
+    return Records(words, at, event, launch, segment_of, times.t, times.dur, uncertain, malformed)
 
 
-def _spread(first: I8, count: int) -> I8:
-    """For each of ``count`` places, the last of ``first`` (sorted) at or before it."""
-    lengths = np.diff(first, append=count)
-    return np.repeat(np.arange(len(first)), lengths)
+def _dense(chunk: Chunk) -> tuple[U4, I8]:
+    """All words in use, one after the other, and where those of each segment begin."""
+    used = in_use(chunk.lines)
+    before = np.zeros(len(used) + 1, np.int64)
+    np.cumsum(words_of(used), out=before[1:])
+    return chunk.lines[used], before[chunk.segment_first]
 
 
 def _sort_out(
-    event: Rows, found: I4, segment_of: I8, heads: I8, lut: Lookup
+    event: Rows, found: I8, segment_of: I4, heads: I8, lut: Lookup
 ) -> tuple[Mask, Malformed]:
     """Which records are whole and in their place, and the words of the others by reason."""
-    expected = lut.args[event]
+    expected = lut.args.astype(np.int64).take(event)
     keep = found == expected
     unknown = wrong = cut = orphan = misplaced = 0
     bad = np.flatnonzero(~keep)
     if len(bad):
-        size = found[bad].astype(np.int64) + 1
+        size = found[bad] + 1
         stray = event[bad] >= _FIRST_ARG_CODE
         nameless = ~stray & (expected[bad] == UNKNOWN)
         at_end = np.append(segment_of[1:] != segment_of[:-1], True)[bad]
@@ -195,14 +204,26 @@ class _Times:
     told: Mask
 
 
-def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Lookup) -> _Times:
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Record words that are whole, headers and closings too: where, what, of which launch."""
+
+    at: Rows
+    event: Rows
+    launch: Rows
+    word: U4
+
+
+def _times(words: U4, marks: _Marks, span_clock: I8, lut: Lookup) -> _Times:
     """When each record was, in cycles since launch start."""
+    at, event, launch = marks.at, marks.event, marks.launch
     launches = len(span_clock)
-    low = (words[at] & np.uint32(TIME_MASK)).astype(np.int32)
+    low = (marks.word & np.uint32(TIME_MASK)).view(np.int32)
     dur = np.zeros(len(at), np.int64)
-    waits = lut.blocks[event]
+    waits = lut.blocks.take(event)
     blocked = np.flatnonzero(waits)
-    dur[blocked] = words[at[blocked] + 1] & np.uint32(ARG_MASK)
+    told_by = words.take(at.take(blocked) + 1) & np.uint32(ARG_MASK)
+    dur[blocked] = told_by.astype(np.int64)
     core = np.flatnonzero(event <= HANG)
     code = event[core]
     hangs = core[code == HANG]
@@ -210,12 +231,12 @@ def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Look
     low[hangs] = (low[hangs] - dur[hangs]) & TIME_MASK  # its time is the end of the wait so far
     low[core[code == HEADER]] = 0
     epochs = core[code == EPOCH]
-    timed = np.ones(len(at), bool)
-    timed[core[code == EPOCH]] = False
     told = np.zeros(launches, bool)
-    if timed.all():
+    if not len(epochs):
         t = _running(low, dur, waits, launch)
     else:
+        timed = np.ones(len(at), bool)
+        timed[epochs] = False
         rows = np.flatnonzero(timed)
         t = np.zeros(len(at), np.int64)
         t[rows] = _running(low[rows], dur[rows], waits[rows], launch[rows])
@@ -224,7 +245,7 @@ def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Look
         ends = at[owner] + lut.args[event[owner]] + 1
         follows = (before >= 0) & (launch[owner] == launch[epochs]) & (ends == at[epochs])
         before, owner, epochs = before[follows], owner[follows], epochs[follows]
-        high = (words[at[epochs]] & np.uint32(TIME_MASK)).astype(np.int64)
+        high = (marks.word[epochs] & np.uint32(TIME_MASK)).astype(np.int64)
         late = waits[owner]
         told[launch[owner[~late & (event[owner] != HANG)]]] = True
         last = span_clock[launch[owner]]
@@ -236,30 +257,30 @@ def _times(words: U4, at: I4, event: Rows, launch: I4, span_clock: I8, lut: Look
     return _Times(t, dur, end, told)
 
 
-def _running(low: I4, dur: I8, wait: Mask, launch: I4) -> I8:
+def _running(low: I4, dur: I8, wait: Mask, launch: Rows) -> I8:
     """Sum the differences, from 0 at the first record (the header) of each launch."""
     if not len(low):
         return np.zeros(0, np.int64)
-    step = np.empty(len(low), np.int64)
-    step[0] = 0
     apart = low[1:] - low[:-1]
     apart -= dur[:-1].astype(np.int32)  # modulo 2**23 is all that counts
-    back = np.where(wait[1:], np.int32(_LATE), np.int32(_BACK))
+    back = wait[1:] * np.int32(_LATE - _BACK)
+    back += np.int32(_BACK)
     apart += back
     apart &= TIME_MASK
     apart -= back
-    np.add(apart, dur[:-1], out=step[1:])
+    step = np.empty(len(low), np.int64)
+    step[1:] = apart
+    step[1:] += dur[:-1]
     first = np.flatnonzero(launch[1:] != launch[:-1]) + 1
     first = np.concatenate([[0], first])
     after = first[first + 1 < len(low)] + 1
     step[after] = low[after]  # nothing is before the start of a launch
     step[first] = 0
-    t = np.cumsum(step)
-    t -= np.repeat(t[first], np.diff(first, append=len(low)))
-    return t
+    step[first[1:]] = -np.add.reduceat(step, first)[:-1]  # back to 0
+    return np.cumsum(step)
 
 
-def _turns(high: I8, end: I8, last: I8, launch: I4, late: Mask, told: Mask) -> I8:
+def _turns(high: I8, end: I8, last: I8, launch: Rows, late: Mask, told: Mask) -> I8:
     """By how many turns of the time field each record before an epoch is off.
 
     An epoch is the high part of the time at which that record was written: of its end, or
@@ -268,7 +289,7 @@ def _turns(high: I8, end: I8, last: I8, launch: I4, late: Mask, told: Mask) -> I
     exact follows, an epoch one turn ahead of a time just before the turn is no error.
     """
     exact = high << TIME_BITS | (end & TIME_MASK)
-    launch_bits = launch.astype(np.int64) << _LAUNCH_SHIFT
+    launch_bits = launch << _LAUNCH_SHIFT
     bound = np.where(late, high << TIME_BITS | TIME_MASK, exact)
     bound = np.where(last >= high << TIME_BITS, np.minimum(bound, last), bound) + launch_bits
     bound = np.minimum.accumulate(bound[::-1])[::-1] - launch_bits
@@ -281,7 +302,7 @@ def _turns(high: I8, end: I8, last: I8, launch: I4, late: Mask, told: Mask) -> I
     return turns
 
 
-def _spread_turns(turns: I8, row: Rows, launch: I4) -> I8:
+def _spread_turns(turns: I8, row: Rows, launch: Rows) -> I8:
     """A correction holds from its record to that of the next, or to the launch's end."""
     owner = launch[row]
     change = np.zeros(len(launch) + 1, np.int64)

@@ -31,7 +31,9 @@ class RingFacts:
     """What a ``ring`` row says of one rank's ring file.
 
     Attributes:
+        rank: its number in the capture: see :mod:`megatrace.schema.processes`.
         name: the file's name without suffix.
+        process: what its maker calls itself; its name where it does not.
         blocks: blocks of the grid, ``warps`` each, ``lines`` lines a warp ring.
         layers: rows of counters.
         roles: name of each warp of a block.
@@ -58,6 +60,7 @@ class RingFacts:
     roles: tuple[str, ...] = ()
     kernels: Any = None
     table: str = ""
+    process: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,11 +94,13 @@ def ring_of(row: MetaRow) -> RingFacts:
     texts: dict[str, Any] = {
         n: v for n in ("name", "table_hash", "table") if isinstance(v := fields.get(n), str)
     }
+    process = fields.get("process")
     roles = fields.get("roles")
     return RingFacts(
         rank=row.rank,
         roles=tuple(str(role) for role in roles) if isinstance(roles, list) else (),
         kernels=fields.get("kernels"),
+        process=process if isinstance(process, str) and process else texts.get("name", ""),
         fields=fields,
         **ints,
         **texts,

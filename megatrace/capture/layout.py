@@ -9,8 +9,10 @@ its own arrays. Every batch is of one table:
     3 host      128 bytes, HOST_RECORD  0                       record number
     4 meta      empty; ``meta`` JSON    0                       0
 
-``t_ns`` is CLOCK_MONOTONIC of the host when the row was drained. Each batch carries two
-CRCs: over its small columns, so that a large file opens fast, and over all of it.
+``rank`` numbers a process of a rank: of its first it is the rank, see
+:mod:`megatrace.schema.processes`. ``t_ns`` is CLOCK_MONOTONIC of the host when the row was
+drained. Each batch carries two CRCs: over its small columns, so that a large file opens
+fast, and over all of it.
 """
 
 from __future__ import annotations

@@ -62,14 +62,23 @@ def _shm() -> Check:
     try:
         stat = os.statvfs(SHM)
     except OSError as error:
-        return Check("/dev/shm", "fail", str(error.strerror), "mount a tmpfs there")
+        return Check("/dev/shm", "warn", f"{error.strerror}; {_memfd()}", "mount a tmpfs there")
     free = stat.f_bavail * stat.f_frsize
     found = f"{size_text(free)} free of {size_text(stat.f_blocks * stat.f_frsize)}"
     if not os.access(SHM, os.W_OK | os.X_OK):
-        return Check("/dev/shm", "fail", f"{found}, not writable", f"chmod 1777 {SHM}")
+        found = f"{found}, not writable; {_memfd()}"
+        return Check("/dev/shm", "warn", found, f"chmod 1777 {SHM}")
     if free < SHM_WANTED_BYTES:
-        return Check("/dev/shm", "warn", found, "container: --shm-size=8g; host: remount larger")
+        fix = "container: --shm-size=8g; host: remount larger"
+        return Check("/dev/shm", "warn", f"{found}; {_memfd()}", fix)
     return Check("/dev/shm", "ok", found)
+
+
+def _memfd() -> str:
+    """What becomes of rings that do not fit."""
+    from megatrace.ring.memfd import free_memory_bytes
+
+    return f"larger rings go to a memfd, {size_text(free_memory_bytes())} of memory free"
 
 
 def _runtime_dir() -> Check:

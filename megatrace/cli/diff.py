@@ -45,7 +45,8 @@ def command(
     """What changed from capture A to capture B, by layer and cause, and how surely.
 
     Medians of both, the change, and an interval that holds it: a bootstrap over whole
-    steps. Captures of the host build get no verdict.
+    steps. Launches get slower or faster; a class of a warp's time explains them, and there
+    is more or less of it. Captures of the host build get no verdict.
     """
     from megatrace.analysis.compare import compare
     from megatrace.analysis.compare_text import compare_to_dict, compare_to_text
@@ -90,7 +91,8 @@ class _Gate:
         if not found.judged:
             why = "too few launches for any verdict"
             return cls(threshold, (), why, "record more steps of both")
-        return cls(threshold, tuple(map(change_sentence, found.regressions(threshold))), "")
+        slower = found.regressions(threshold)
+        return cls(threshold, tuple(change_sentence(row, found.grown(row)) for row in slower), "")
 
     def say(self, found: Comparison) -> bool:
         """One line, or one a failure; whether it failed. Raises where it decided nothing."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -16,7 +16,8 @@ from megatrace.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from megatrace.analysis import Trace
     from megatrace.capture.reader import Capture
-    from megatrace.export import TableName
+    from megatrace.export import ExportResult, TableName
+    from megatrace.export.tabular import TableResult
 
 _VIEWER = "https://ui.perfetto.dev"
 
@@ -54,6 +55,7 @@ class _Job:
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
+@click.option("--json", "as_json", is_flag=True, help="What was written, as one JSON document.")
 def command(
     file: Path,
     output: Path,
@@ -65,6 +67,7 @@ def command(
     table: TableName | None,
     force: bool,
     strict: bool,
+    as_json: bool,
 ) -> int:
     """Write FILE for a viewer or as tables; the suffix of OUT says which.
 
@@ -72,14 +75,16 @@ def command(
     What is left out is said, and stands in the trace.
     """
     from megatrace.capture.reader import open_capture
-    from megatrace.cli.console import warn_incomplete
+    from megatrace.cli.console import print_json, warn_incomplete
 
     job = _Job(output, Shown.asked(step, steps, every, budget, no_flows), table, force)
     _check(job)
     with open_capture(file) as capture:
-        _export(job, capture)
+        written = _export(job, capture)
         warn_incomplete(capture)
         complete = capture.complete
+    if as_json:
+        print_json("export", {**written.body, "complete": complete})
     return int(ExitCode.INCOMPLETE if strict and not complete else ExitCode.OK)
 
 
@@ -102,7 +107,23 @@ def _check(job: _Job) -> None:
     check_output(job.output, force=job.force)
 
 
-def _export(job: _Job, capture: Capture) -> None:
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What was written: a sentence for people, the same as a JSON body."""
+
+    sentence: str
+    body: dict[str, object]
+
+    @classmethod
+    def of(
+        cls, sentence: str, kind: str, result: ExportResult | TableResult, **more: object
+    ) -> Self:
+        """``more`` goes before what ``result`` says."""
+        body = {"format": kind, **asdict(result), **more}
+        return cls(sentence, {"path": str(body.pop("path")), **body})
+
+
+def _export(job: _Job, capture: Capture) -> _Written:
     talk = Talk()
     progress = Progress(talk)
     progress.begin("decoding")
@@ -110,24 +131,25 @@ def _export(job: _Job, capture: Capture) -> None:
         trace, left_out = decode_asked(job.shown, capture, table=job.table, perfetto=job.perfetto)
         progress.begin("writing")
         write = _write_perfetto if job.perfetto else _write_table
-        said = write(job, trace, left_out, capture, progress)
+        written = write(job, trace, left_out, capture, progress)
     finally:
         progress.end()
-    talk.say(f"wrote {job.output}: {said}")
+    talk.say(f"wrote {job.output}: {written.sentence}")
     if job.perfetto:
         talk.say(f"next: open it at {_VIEWER}")
+    return written
 
 
 def _write_perfetto(
     job: _Job, trace: Trace, left_out: tuple[str, ...], capture: Capture, progress: Progress
-) -> str:
+) -> _Written:
     result = write_trace(job.shown, trace, left_out, capture, job.output, progress, force=job.force)
-    return result.sentence()
+    return _Written.of(result.sentence(), "perfetto", result)
 
 
 def _write_table(
     job: _Job, trace: Trace, left_out: tuple[str, ...], capture: Capture, progress: Progress
-) -> str:
+) -> _Written:
     from megatrace.export import export_table
 
     result = export_table(
@@ -145,4 +167,5 @@ def _write_table(
         parts.append(f"no kernel was traced: --table host has {len(trace.host):,} rows")
     if left_out:
         parts.append("left out: " + ", ".join(left_out))
-    return "; ".join(parts)
+    kind = job.output.suffix.removeprefix(".")
+    return _Written.of("; ".join(parts), kind, result, left_out=left_out)

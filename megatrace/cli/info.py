@@ -9,6 +9,7 @@ import click
 
 from megatrace.cli.console import print_json, print_table
 from megatrace.errors import ExitCode
+from megatrace.schema.processes import number_of, process_of, rank_of, rank_text
 from megatrace.tui.numbers import size_text
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def gather(capture: Capture) -> dict[str, Any]:
     index = capture.line_index()
     ranks = [
         {
-            "rank": rank,
+            "rank": rank_of(rank),
+            "process": process_of(rank),
             "name": ring.name,
             "device": _DEVICES.get(ring.device, str(ring.device)),
             "blocks": ring.blocks,
@@ -122,7 +124,14 @@ def _print(facts: dict[str, Any]) -> None:
 def _print_ranks(ranks: list[dict[str, Any]]) -> None:
     head = ("RANK", "DEVICE", "BLOCKS", "WARPS", "LAYERS", "LINES", "LOST", "TABLE", "ROLES")
     keys = ("rank", "device", "blocks", "warps", "layers", "lines", "lines_lost", "table")
-    rows = [(*(str(rank[key]) for key in keys), ",".join(rank["roles"])) for rank in ranks]
+    rows = [
+        (
+            rank_text(number_of(rank["rank"], rank["process"])),
+            *(str(rank[key]) for key in keys[1:]),
+            ",".join(rank["roles"]),
+        )
+        for rank in ranks
+    ]
     print_table(head, rows, indent="  ")
 
 
@@ -134,9 +143,10 @@ def _print_attached(facts: list[dict[str, Any]]) -> None:
     }
     for (process, rank), value in sorted(latest.items()):
         targets = ", ".join(map(str, value.get("attached") or ())) or "the process alone"
-        click.echo(f"  {process} of rank {rank}: {value.get('state', 'attached')} to {targets}")
+        of = f"{process} of rank {rank_text(rank)}"
+        click.echo(f"  {of}: {value.get('state', 'attached')} to {targets}")
         for target, why in (value.get("missed") or {}).items():
-            click.echo(f"  {process} of rank {rank}: not attached to {target}: {why}")
+            click.echo(f"  {of}: not attached to {target}: {why}")
 
 
 def _machine(facts: dict[str, Any]) -> list[tuple[str, str]]:

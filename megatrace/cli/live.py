@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megatrace.errors import UsageError
+
 if TYPE_CHECKING:
     from megatrace.tui.live import LiveSource
 
@@ -19,6 +21,7 @@ _FIRST_S = 2.0
 @click.command("live")
 @click.argument("session", required=False, default="")
 @click.option("--once", is_flag=True, help="Print the overview as one table.")
+@click.option("--json", "as_json", is_flag=True, help="The same as one JSON document on stdout.")
 @click.option("--jsonl", is_flag=True, help="One JSON object a line, until the recording ends.")
 @click.option(
     "--interval",
@@ -28,31 +31,37 @@ _FIRST_S = 2.0
     metavar="S",
     help="Seconds between two lines of --jsonl, and the time each is of.",
 )
-def command(session: str, once: bool, jsonl: bool, interval: float) -> int:
+def command(session: str, once: bool, as_json: bool, jsonl: bool, interval: float) -> int:
     """Watch a recording: layers, ranks, SMs; change its level, window and SMs.
 
     SESSION is a name that megatrace sessions lists; without one it is the newest, and after
     its end the next. Any number of viewers may watch; none disturbs it. ? lists the keys.
     Without a terminal it prints one table, as --once does: of all since the start.
     """
+    if as_json and jsonl:
+        raise UsageError("--json and --jsonl exclude each other", hint="give one of them")
     from megatrace.cli.terminal import draws, run_app
     from megatrace.tui.live import LiveSource
 
-    if draws(once or jsonl):
+    if draws(once or as_json or jsonl):
         return run_app(LiveSource(session))
     source = LiveSource(session, window_s=interval if jsonl and not once else 0.0)
     try:
-        return _stream(source, interval) if jsonl and not once else _once(source)
+        return _stream(source, interval) if jsonl and not once else _once(source, as_json)
     finally:
         source.close()
 
 
-def _once(source: LiveSource) -> int:
-    from megatrace.tui.text import to_text
+def _once(source: LiveSource, as_json: bool) -> int:
+    from megatrace.cli.console import print_json
+    from megatrace.tui.text import to_dict, to_text
 
-    _first(source)
+    name = _first(source)
     status, frame = source.poll()
-    sys.stdout.write(to_text(status, frame))
+    if as_json:
+        print_json("live", {"session": name, "t_s": time.time(), **to_dict(status, frame)})
+    else:
+        sys.stdout.write(to_text(status, frame))
     return 0
 
 

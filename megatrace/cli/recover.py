@@ -22,7 +22,8 @@ def command(file: Path, output: Path | None, force: bool, as_json: bool) -> None
     """Rebuild a capture whose recorder was killed, or a damaged one.
 
     Keeps every sound batch of FILE, and what the rings of its session still hold where
-    they are still on this host. FILE itself is not changed.
+    they are still on this host: a ring file stays there, a ring in a memfd (sessions tells)
+    only while the program or its recorder runs. FILE itself is not changed.
     """
     from megatrace.collect.salvage import salvage
     from megatrace.collect.talk import Talk
@@ -31,6 +32,10 @@ def command(file: Path, output: Path | None, force: bool, as_json: bool) -> None
     found = salvage(file, output, force=force)
     for problem in found.problems:
         talk.warn(f"{file}: {problem}")
+    for ring in found.rings_gone:
+        talk.warn(
+            f"{ring} was in a memfd that went with its last process: what only it had is lost"
+        )
     lost = "unknown how many" if found.lines_lost < 0 else f"{found.lines_lost:,}"
     talk.say(
         f"wrote {found.path}: {found.lines:,} lines, {found.ring_lines:,} of them "
@@ -55,5 +60,6 @@ def command(file: Path, output: Path | None, force: bool, as_json: bool) -> None
                 "problems": list(found.problems),
                 "session": found.session,
                 "program_runs": found.program_runs,
+                "rings_gone": list(found.rings_gone),
             },
         )

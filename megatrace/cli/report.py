@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from megatrace.cli.bandwidth import bandwidth_option, given
 from megatrace.cli.progress import Progress
 from megatrace.cli.shown import command_of
 from megatrace.collect.talk import Talk
@@ -34,12 +36,22 @@ if TYPE_CHECKING:
     help="Write one page of plots instead, for a browser without a network.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
+@bandwidth_option("For the fraction of the floor, where the program said its bytes.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(
-    file: Path, top: int, html: Path | None, force: bool, strict: bool, as_json: bool
+    file: Path,
+    top: int,
+    html: Path | None,
+    force: bool,
+    bandwidth: float | None,
+    strict: bool,
+    as_json: bool,
 ) -> int:
     """Tables of FILE: launches, stalls by cause, events, prefetches, loss, clocks.
+
+    The fraction of the floor is the time of the bytes that a launch must read, as the
+    program said them, against the time it took.
 
     With --html the same as plots, and who waited for whom: stalls by layer, launch times,
     prefetches, waits block by block, SMs, steps.
@@ -52,7 +64,10 @@ def command(
     if html is not None:
         _check(html, force)
     with open_capture(file) as capture:
-        said = _tables(capture, top, as_json) if html is None else _page(capture, html, force)
+        if html is None:
+            said = _tables(capture, top, bandwidth, as_json)
+        else:
+            said = _page(capture, html, bandwidth, force)
         # Damage in a large file shows only once its lines are read.
         warn_incomplete(capture)
         complete = capture.complete
@@ -60,10 +75,11 @@ def command(
     return int(ExitCode.INCOMPLETE if strict and not complete else ExitCode.OK)
 
 
-def _tables(capture: Capture, top: int, as_json: bool) -> str:
+def _tables(capture: Capture, top: int, bandwidth: float | None, as_json: bool) -> str:
     from megatrace.analysis import summarise, to_text
+    from megatrace.analysis.floors import floors_of
 
-    report = summarise(capture)
+    report = replace(summarise(capture), floor=floors_of(capture, given(bandwidth)))
     return report.to_json() + "\n" if as_json else to_text(report, top=top)
 
 
@@ -76,7 +92,7 @@ def _check(output: Path, force: bool) -> None:
     check_output(output, force=force)
 
 
-def _page(capture: Capture, output: Path, force: bool) -> str:
+def _page(capture: Capture, output: Path, bandwidth: float | None, force: bool) -> str:
     """Write the page; nothing goes to stdout."""
     from megatrace.export.html import export_html
 
@@ -85,8 +101,9 @@ def _page(capture: Capture, output: Path, force: bool) -> str:
     progress.begin("reading")
     try:
         result = export_html(
-            capture, output, force=force, command=command_of(capture), progress=progress
-        )
+            capture, output, force=force, command=command_of(capture), progress=progress,
+            bandwidth=given(bandwidth),
+        )  # fmt: skip
     finally:
         progress.end()
     talk.say(f"wrote {output}: {result.sentence()}")

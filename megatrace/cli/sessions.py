@@ -21,6 +21,7 @@ def command(prune: bool, as_json: bool) -> None:
 
     A session is "live" while its recorder runs, "orphan" while only the program does, and
     else "dead". What a dead one holds was not drained: recover its capture, then prune.
+    Rings in a memfd go with the last process that holds them: recover while the program runs.
     """
     from megatrace.collect.talk import Talk
     from megatrace.ring.session import list_sessions
@@ -40,6 +41,7 @@ def command(prune: bool, as_json: bool) -> None:
                         "live": s.live,
                         "recorded": s.recorded,
                         "rings": list(s.rings),
+                        "memfds": list(s.memfds),
                         "started": s.started,
                         "command": list(s.command),
                     }
@@ -56,13 +58,16 @@ def command(prune: bool, as_json: bool) -> None:
         return
     print_table(
         ("SESSION", "STATE", "RINGS", "STARTED", "COMMAND"),
-        [
-            (s.name, _state(s), str(len(s.rings)), _when(s.started), " ".join(s.command)[:80])
-            for s in found
-        ],
+        [(s.name, _state(s), _rings(s), _when(s.started), " ".join(s.command)[:80]) for s in found],
     )
     if any(not s.live for s in found):
         talk.say("dead sessions: megatrace recover FILE.mtr.part, then megatrace sessions --prune")
+
+
+def _rings(session: SessionInfo) -> str:
+    """``8``, or ``8, 6 in a memfd``."""
+    many = str(len(session.rings))
+    return f"{many}, {len(session.memfds)} in a memfd" if session.memfds else many
 
 
 def _state(session: SessionInfo) -> str:

@@ -85,11 +85,13 @@ def decode_asked(
 
     steps = shown.steps
     small = len(capture.line_index()) <= _SMALL_LINES and perfetto
+    ranks, others = None, list[str]()
     if steps is None and not shown.every and not small and table != "host":
         steps = typical_step(capture)
+        ranks, others = main_process(capture)
     if steps is None:
         return decode(capture), ()
-    trace = decode(capture, steps=steps)
+    trace = decode(capture, ranks=ranks, steps=steps)
     # Of a GPU's trace the host is drawn while the GPU's steps last, whatever step it says.
     of_host = table == "host" or not len(capture.line_index())
     if of_host:
@@ -102,7 +104,7 @@ def decode_asked(
             f"{_steps_text(steps)}",
             hint=f"it has steps {ranges_text(have)}" if have else "it has none of any step",
         )
-    return trace, (f"all but {_steps_text(steps)}",)
+    return trace, (*others, f"all but {_steps_text(steps)}")
 
 
 def write_trace(
@@ -142,9 +144,18 @@ def typical_step(capture: Capture) -> range | None:
 
     rings = max((facts.rings for facts in capture.rings.values()), default=1)
     probed = {ring * rings // _PROBED_RINGS for ring in range(_PROBED_RINGS)}
-    probe = decode(capture, rings=probed)
+    probe = decode(capture, ranks=main_process(capture)[0], rings=probed)
     steps = select(probe.launches, probe.records, "one", 1 << 62).steps
     return range(steps[0], steps[0] + 1) if steps else None
+
+
+def main_process(capture: Capture) -> tuple[list[int] | None, list[str]]:
+    """Ranks of the process with most lines, and phrases for the others; None: of all there are."""
+    from megatrace.export.select import one_process
+
+    rank = capture.line_index().rank
+    mine, others = one_process(rank)
+    return (sorted(set(rank[mine].tolist())), others) if others else (None, [])
 
 
 def command_of(capture: Capture) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megatrace.cli.bandwidth import bandwidth_option, given
 from megatrace.collect.talk import Talk
 from megatrace.errors import ExitCode, UsageError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from megatrace.analysis import Trace
+    from megatrace.analysis.traffic import Traffic
     from megatrace.capture.reader import Capture
 
 _SMALL_LINES = 1 << 18
@@ -35,6 +37,16 @@ class _Asked:
     rank: int | None
     format: str
     top: int
+    bandwidth: float | None = None
+
+
+def _rank(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    from megatrace.schema.processes import parse_rank
+
+    try:
+        return None if text is None else parse_rank(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; give 0, or 0#2 for its second process") from None
 
 
 @click.command("tables")
@@ -44,7 +56,10 @@ class _Asked:
 @click.option("--steps", metavar="A:B", help="Steps A to B-1; A:+K is K steps.")
 @click.option("--launch", type=click.IntRange(0), metavar="N", help="This launch_no alone.")
 @click.option("--layer", type=click.IntRange(0), metavar="N", help="This layer alone.")
-@click.option("--rank", type=click.IntRange(0), metavar="N", help="This rank alone.")
+@click.option(
+    "--rank", callback=_rank, metavar="R", help="This rank alone; 0#2 is its second process."
+)
+@bandwidth_option("For the table floor.")
 @click.option(
     "--format", "format_", type=click.Choice(_FORMATS), default="text", show_default=True,
     help="How the rows are written to stdout.",
@@ -67,6 +82,7 @@ def command(
     launch: int | None,
     layer: int | None,
     rank: int | None,
+    bandwidth: float | None,
     format_: str,
     as_json: bool,
     top: int,
@@ -88,7 +104,7 @@ def command(
         if name is None:
             _list(format_)
         else:
-            chosen = _Asked(name, _range(step, steps), launch, layer, rank, format_, top)
+            chosen = _Asked(name, _range(step, steps), launch, layer, rank, format_, top, bandwidth)
             _check(chosen)
             _print(chosen, capture)
         warn_incomplete(capture)
@@ -108,14 +124,10 @@ def _check(asked: _Asked) -> None:
     """Refuse what cannot be printed before any work is done."""
     from megatrace.analysis.columns import FLOOR, TABLES
 
-    names = [name for name in TABLES if name != FLOOR.name]
-    if asked.name == FLOOR.name:
-        raise UsageError(
-            "floor needs bytes and a bandwidth, which no capture says",
-            hint="call megatrace.analysis.views.floor from Python",
-        )
-    if asked.name not in names:
-        raise UsageError(f"no table {asked.name!r}", hint=f"one of {', '.join(names)}")
+    if asked.name not in TABLES:
+        raise UsageError(f"no table {asked.name!r}", hint=f"one of {', '.join(TABLES)}")
+    if asked.bandwidth is not None and asked.name != FLOOR.name:
+        raise UsageError("--bandwidth is for the table floor", hint="leave it out")
     columns = {column.name for column in TABLES[asked.name].columns}
     for option in ("launch", "layer"):
         column = "launch_no" if option == "launch" else option
@@ -157,11 +169,12 @@ def _print(asked: _Asked, capture: Capture) -> None:
     parts: list[pd.DataFrame] = []
     devices: set[str] = set()
     lost: set[str] = set()
+    make = _maker(asked, capture)
     for trace in _traces(asked, capture):
         devices.update(trace.devices.values())
         if trace.loss.any:
             lost.add(trace.loss.sentence())
-        parts.append(_only(asked, _make(asked, trace)))
+        parts.append(_only(asked, make(trace)))
     frame = _joined(parts) if parts else _empty(asked.name)
     talk = Talk()
     if "cpu" in devices:
@@ -169,7 +182,9 @@ def _print(asked: _Asked, capture: Capture) -> None:
     for sentence in sorted(lost):
         talk.warn(f"{capture.path}: {sentence}")
     if not len(frame):
-        talk.say(f"{asked.name} has no rows: {_why_empty(capture, bool(devices))}")
+        talk.say(f"{asked.name} has no rows: {_why_empty(asked, capture, bool(devices))}")
+    elif asked.name == "floor":
+        _say_floor(talk, _traffic(asked, capture))
     _WRITERS[asked.format](frame, asked)
 
 
@@ -201,12 +216,38 @@ def _typical_of(capture: Capture, ranks: list[int] | None) -> list[int]:
     return [_typical(probe)] if len(probe.launches) else []
 
 
-def _make(asked: _Asked, trace: Trace) -> pd.DataFrame:
+def _traffic(asked: _Asked, capture: Capture) -> Traffic:
+    from megatrace.analysis.traffic import Traffic
+
+    return Traffic.of(capture, given(asked.bandwidth))
+
+
+def _maker(asked: _Asked, capture: Capture) -> Callable[[Trace], pd.DataFrame]:
+    """Who makes the table of a trace."""
     from megatrace.analysis import views
 
-    if asked.name != views.critical_path.__name__:
-        make: Callable[[Trace], pd.DataFrame] = getattr(views, asked.name)
-        return make(trace)
+    if asked.name == views.critical_path.__name__:
+        return lambda trace: _path(asked, trace)
+    if asked.name == views.floor.__name__:
+        traffic = _traffic(asked, capture)
+        return lambda trace: views.floor(trace, traffic)
+    make: Callable[[Trace], pd.DataFrame] = getattr(views, asked.name)
+    return make
+
+
+def _say_floor(talk: Talk, traffic: Traffic) -> None:
+    """What the floor is of, or why there is no fraction."""
+    if traffic.bandwidth is not None:
+        talk.say(f"floor at {traffic.bandwidth}")
+    elif traffic.why_not:
+        talk.say(f"no fraction: {traffic.why_not}")
+    if traffic.left_out:
+        talk.say(f"not counted: {traffic.left_out}; the fraction is no less than this")
+
+
+def _path(asked: _Asked, trace: Trace) -> pd.DataFrame:
+    from megatrace.analysis import views
+
     launches = trace.launches
     if not len(launches):
         return _empty(asked.name)
@@ -221,9 +262,12 @@ def _make(asked: _Asked, trace: Trace) -> pd.DataFrame:
 def _typical(trace: Trace) -> int:
     """The step of median duration."""
     launches = trace.launches
-    by_step = launches.groupby("step").agg(begin=("begin_ns", "min"), end=("end_ns", "max"))
+    # Of each rank alone: clocks of ranks differ, and so do the times of its processes.
+    by_step = launches.groupby(["rank", "step"]).agg(
+        begin=("begin_ns", "min"), end=("end_ns", "max")
+    )
     by_time = (by_step["end"] - by_step["begin"]).sort_values(kind="stable")
-    return int(by_time.index[(len(by_time) - 1) // 2])
+    return int(by_time.index[(len(by_time) - 1) // 2][1])
 
 
 def _only(asked: _Asked, frame: pd.DataFrame) -> pd.DataFrame:
@@ -252,7 +296,9 @@ def _empty(name: str) -> pd.DataFrame:
     return TABLES[name].empty()
 
 
-def _why_empty(capture: Capture, traced: bool) -> str:
+def _why_empty(asked: _Asked, capture: Capture, traced: bool) -> str:
+    if asked.name == "floor" and traced and not _traffic(asked, capture).said:
+        return _traffic(asked, capture).why_not
     if not len(capture.line_index()):
         return "no kernel was traced" if not traced else "no launch has a timeline"
     return "nothing in this capture, or in the part asked for, is of that kind"
@@ -262,7 +308,7 @@ def _write_text(frame: pd.DataFrame, asked: _Asked) -> None:
     from megatrace.cli.console import print_table
 
     head = [str(name) for name in frame.columns]
-    shown, since = _since_the_first(frame.head(asked.top))
+    shown, since = _since_the_first(_with_rank_texts(frame.head(asked.top)))
     rows = [tuple(map(_cell, row)) for row in shown.itertuples(index=False, name=None)]
     print_table(head, rows)
     talk = Talk()
@@ -271,6 +317,16 @@ def _write_text(frame: pd.DataFrame, asked: _Asked) -> None:
     if len(frame) > asked.top:
         more = len(frame) - asked.top
         talk.say(f"{more:,} more rows: --top {len(frame)}, or --format csv for all")
+
+
+def _with_rank_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    from megatrace.schema.processes import rank_text
+
+    def text(number: int) -> str:
+        return rank_text(number) if number >= 0 else str(number)
+
+    names = [name for name in ("rank", "from_rank") if name in frame]
+    return frame.assign(**{name: [text(int(n)) for n in frame[name]] for name in names})
 
 
 def _since_the_first(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from megatrace.cli.bandwidth import bandwidth_option
 from megatrace.cli.shown import Shown, shown_options
 from megatrace.errors import ExitCode, UsageError
 
@@ -17,12 +18,19 @@ from megatrace.errors import ExitCode, UsageError
 @click.option("--once", is_flag=True, help="Print the overview as one table.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@bandwidth_option("For the fraction of the floor, where the program said its bytes.")
 @click.option("--perfetto", is_flag=True, help="Serve Perfetto's viewer with FILE, offline.")
 @shown_options()
 @click.option("--port", type=click.IntRange(0, 65535), metavar="P", help="Port; default any.")
 @click.option("--no-browser", is_flag=True, help="Do not open a browser, print the link alone.")
 def command(
-    file: Path, once: bool, strict: bool, as_json: bool, perfetto: bool, **asked: Any
+    file: Path,
+    once: bool,
+    strict: bool,
+    as_json: bool,
+    bandwidth: float | None,
+    perfetto: bool,
+    **asked: Any,
 ) -> int:
     """Replay FILE in the terminal: layers, ranks, SMs, warps in time.
 
@@ -33,13 +41,15 @@ def command(
     """
     if perfetto and once:
         raise UsageError("--perfetto and --once exclude each other", hint="give one of them")
+    if perfetto and bandwidth is not None:
+        raise UsageError("Perfetto's viewer shows no floor", hint="leave out --bandwidth")
     if perfetto:
         return _exit_code(_perfetto(file, as_json, **asked), strict=strict)
     for name, value in asked.items():
         if value is not None and value is not False:
             option = "all" if name == "every" else name.replace("_", "-")
             raise UsageError(f"--{option} is for Perfetto's viewer", hint="add --perfetto")
-    return _replay(file, once=once, strict=strict, as_json=as_json)
+    return _replay(file, bandwidth, once=once, strict=strict, as_json=as_json)
 
 
 def _exit_code(complete: bool, *, strict: bool) -> int:
@@ -54,11 +64,11 @@ def _perfetto(
     return view_offline(file, Offline(Shown.asked(**shown), port or 0, not no_browser, as_json))
 
 
-def _replay(file: Path, *, once: bool, strict: bool, as_json: bool) -> int:
+def _replay(file: Path, bandwidth: float | None, *, once: bool, strict: bool, as_json: bool) -> int:
     from megatrace.cli.terminal import draws, run_app
     from megatrace.tui.replay import CaptureSource
 
-    source = CaptureSource(file)
+    source = CaptureSource(file, bandwidth=bandwidth)
     if draws(once or as_json):
         code = run_app(source)
         if source.error is not None:

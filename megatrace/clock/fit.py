@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrace.clock.host import HostClock
+from megatrace.clock.lines import Line, Window, fit_lines, median
 from megatrace.clock.model import ClockModel, SmClock
-from megatrace.clock.pieces import Line, fit_pieces
+from megatrace.clock.pieces import fit_pieces
 from megatrace.clock.points import Points, points_of
 from megatrace.clock.samples import EXACT_NS, F8, ClockSamples, quantum_of
 from megatrace.errors import ClockError
+from megatrace.schema.processes import rank_text
 
 WINDOW = 512
 """Launches of one SM that are fitted together."""
@@ -23,6 +26,8 @@ MIN_POINTS = 3
 MAX_DOUBT = 1e-3
 """An SM whose own rate may be off by more takes that of its rank."""
 _USELESS_DOUBT = 0.05
+_STATED = 0.999
+"""Share of the samples that is within the stated error."""
 _HOLD_OUT = 5
 """One launch in so many is held out."""
 _MIN_LAUNCHES = 2 * _HOLD_OUT
@@ -35,6 +40,11 @@ class _Sm:
     samples: ClockSamples
     points: Points
     doubt: float
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        return int(self.samples.sm[0])
 
 
 def fit_rank(
@@ -59,26 +69,27 @@ def fit_rank(
     """
     if not len(samples):
         raise ClockError(
-            f"rank {rank}: no clock samples at all",
+            f"rank {rank_text(rank)}: no clock samples at all",
             hint="no launch header survives; see the loss table of this capture",
         )
     quantum = quantum_of(samples.globaltimer, default_quantum_ns)
     parts = _by_sm(samples, quantum)
     good = [part for part in parts if len(part.points) >= MIN_POINTS and part.doubt <= MAX_DOUBT]
-    sms = {int(part.samples.sm[0]): _fit_sm(part, quantum, reach_cycles) for part in good}
-    lead = max(good, key=lambda part: len(part.points), default=None)
-    restless = _restless(_lines(lead.points, quantum)) if lead is not None else 0.0
+    lines = _lines([part.points for part in good], quantum)
+    models = _fit_sms(good, lines, quantum, reach_cycles)
+    sms = {part.number: model for part, model in zip(good, models, strict=True)}
+    lead = max(range(len(good)), key=lambda i: len(good[i].points), default=None)
+    restless = _restless(lines[lead]) if lead is not None else 0.0
     if lead is not None and restless:
-        model = sms[int(lead.samples.sm[0])]
         for part in parts:
-            if len(part.points) < len(lead.points):
+            if len(part.points) < len(good[lead].points):
                 inside_ns = restless * reach_cycles / 4
-                sms[int(part.samples.sm[0])] = _following(model, part, quantum, inside_ns)
-    poor = [part for part in parts if int(part.samples.sm[0]) not in sms]
+                sms[part.number] = _following(models[lead], part, quantum, inside_ns)
+    poor = [part for part in parts if part.number not in sms]
     if poor:
         rate, doubt = _rate_of_rank(sms, poor, rank)
         for part in poor:
-            sms[int(part.samples.sm[0])] = _offset_only(part, rate, doubt, quantum, reach_cycles)
+            sms[part.number] = _offset_only(part, rate, doubt, quantum, reach_cycles)
     return ClockModel(rank, quantum, dict(sorted(sms.items())), host)
 
 
@@ -101,24 +112,39 @@ def _by_sm(samples: ClockSamples, quantum: int) -> list[_Sm]:
     return parts
 
 
-def _fit_sm(part: _Sm, quantum: int, reach_cycles: int) -> SmClock:
-    lines = _lines(part.points, quantum)
-    whole = _model(part, part.points, lines, quantum)
+def _fit_sms(
+    parts: Sequence[_Sm], lines: Sequence[list[Line]], quantum: int, reach_cycles: int
+) -> list[SmClock]:
+    """The clock of each of ``parts``, whose points ``lines`` go through.
+
+    Its error is that of launches held out, of lines through the others; all in one go.
+    """
+    tried = [
+        None if _restless(one) else _known(part) for part, one in zip(parts, lines, strict=True)
+    ]
+    again = iter(_lines([known for known in tried if known is not None], quantum))
+    models = []
+    for part, one, known in zip(parts, lines, tried, strict=True):
+        whole = _model(part, part.points, one, quantum)
+        if known is not None:
+            unseen = part.samples.take(np.flatnonzero(~np.isin(part.samples.launch, known.launch)))
+            stated = _outside(_model(part, known, next(again), quantum), unseen, quantum)
+            whole = replace(whole, held_out=True)
+        else:
+            # A launch may run at its neighbours' rates for half of it and make up for it after.
+            stated = _outside(whole, part.samples, quantum) + _restless(one) * reach_cycles / 4
+        reach = part.doubt * float(whole.rate.max()) * reach_cycles
+        models.append(replace(whole, error_ns=stated + quantum + reach))
+    return models
+
+
+def _known(part: _Sm) -> Points | None:
+    """The points of ``part`` without the launches held out; None where they are too few."""
     launches = np.unique(part.points.launch)
-    restless = _restless(lines)
-    stated = _outside(whole, part.samples, quantum)
-    if restless:
-        # A launch may run at its neighbours' rates for half of it and make up for it after.
-        stated += restless * reach_cycles / 4
-    elif len(launches) >= _MIN_LAUNCHES:
-        hold = launches[_HOLD_OUT - 1 :: _HOLD_OUT]
-        known = part.points.where(~np.isin(part.points.launch, hold))
-        unseen = part.samples.take(np.flatnonzero(np.isin(part.samples.launch, hold)))
-        tried = _model(part, known, _lines(known, quantum), quantum)
-        stated = _outside(tried, unseen, quantum)
-        whole = replace(whole, held_out=True)
-    reach = part.doubt * float(whole.rate.max()) * reach_cycles
-    return replace(whole, error_ns=stated + quantum + reach)
+    if len(launches) < _MIN_LAUNCHES:
+        return None
+    hold = launches[_HOLD_OUT - 1 :: _HOLD_OUT]
+    return part.points.where(~np.isin(part.points.launch, hold))
 
 
 def _restless(lines: list[Line]) -> float:
@@ -144,7 +170,7 @@ def _following(model: SmClock, part: _Sm, quantum: int, inside_ns: float) -> SmC
     times = model.to_ns(model.knots[0] + np.rint(places).astype(np.int64)) - model.base_ns
     knots, offset = own[keep] + model.knots[0], times[keep].astype(np.float64)
     followed = SmClock(
-        sm=int(part.samples.sm[0]),
+        sm=part.number,
         knots=knots,
         base_ns=model.base_ns,
         offset_ns=offset,
@@ -157,8 +183,8 @@ def _following(model: SmClock, part: _Sm, quantum: int, inside_ns: float) -> SmC
     return replace(followed, error_ns=stated + quantum)
 
 
-def _bursts(points: Points) -> list[NDArray[np.intp]]:
-    """Rows of ``points`` [P] without a long pause inside.
+def _bursts(points: Points) -> list[tuple[int, int]]:
+    """First and last (one past it) of the points between long pauses.
 
     An SM that idles changes its clock, and no sample shows when: what is before says little of
     what comes after. Bursts too short to show a rate stay with the one before.
@@ -166,34 +192,50 @@ def _bursts(points: Points) -> list[NDArray[np.intp]]:
     pause = np.diff(points.x)
     cuts = [0]
     if len(pause):
-        for cut in (np.flatnonzero(pause > PAUSE * float(np.median(pause))) + 1).tolist():
+        for cut in (np.flatnonzero(pause > PAUSE * float(median(pause))) + 1).tolist():
             if cut - cuts[-1] >= MIN_POINTS:
                 cuts.append(cut)
     if len(cuts) > 1 and len(points) - cuts[-1] < MIN_POINTS:
         cuts.pop()
-    return np.split(np.arange(len(points)), cuts[1:])
+    return list(itertools.pairwise([*cuts, len(points)]))
 
 
-def _lines(points: Points, quantum: int) -> list[Line]:
-    """The pieces of every burst and window, from left to right."""
-    lines: list[Line] = []
-    bursts = _bursts(points)
-    for rows, after in itertools.zip_longest(bursts, bursts[1:]):
-        for window in np.array_split(rows, max(1, round(len(rows) / WINDOW))):
-            x, y, weight = points.x[window], points.y[window], points.weight[window]
-            lines += fit_pieces(x, y, weight, float(quantum))
-        if after is not None:
-            # The burst's last launch runs on after its header, all that is known of it.
-            middle = (points.x[rows[-1]] + points.x[after[0]]) / 2
-            lines[-1] = replace(lines[-1], last=float(middle))
-    return lines
+def _lines(many: Sequence[Points], quantum: int) -> list[list[Line]]:
+    """The pieces of every burst and window of each SM's points, from left to right."""
+    bursts = [_bursts(points) for points in many]
+    cut = [
+        [_windows(points, first, last) for first, last in each]
+        for points, each in zip(many, bursts, strict=True)
+    ]
+    whole = iter(fit_lines([one for each in cut for windows in each for one in windows], quantum))
+    out = []
+    for points, each, windows in zip(many, bursts, cut, strict=True):
+        lines: list[Line] = []
+        for (_, last), parts in zip(each, windows, strict=True):
+            for window in parts:
+                lines += fit_pieces(window, float(quantum), line=next(whole))
+            if last < len(points):
+                # The burst's last launch runs on after its header, all that is known of it.
+                middle = (points.x[last - 1] + points.x[last]) / 2
+                lines[-1] = replace(lines[-1], last=float(middle))
+        out.append(lines)
+    return out
+
+
+def _windows(points: Points, first: int, last: int) -> list[Window]:
+    """The points of a burst as windows of about :data:`WINDOW`, all as long as can be."""
+    many = max(1, round((last - first) / WINDOW))
+    size, longer = divmod(last - first, many)
+    ends = itertools.accumulate([size + (i < longer) for i in range(many)], initial=first)
+    parts = itertools.starmap(slice, itertools.pairwise(ends))
+    return [Window(points.x[rows], points.y[rows], points.weight[rows]) for rows in parts]
 
 
 def _model(part: _Sm, points: Points, lines: list[Line], quantum: int) -> SmClock:
     """Knots through the pieces."""
     knots, offset, rate = _knots(lines, float(quantum))
     return SmClock(
-        sm=int(part.samples.sm[0]),
+        sm=part.number,
         knots=points.base_clock + knots.astype(np.int64),
         base_ns=points.base_ns,
         offset_ns=offset,
@@ -243,7 +285,7 @@ def _outside(model: SmClock, samples: ClockSamples, quantum: int) -> float:
     ns = (model.to_ns(samples.clock) - samples.globaltimer).astype(np.float64)
     width = np.where(samples.exact, min(EXACT_NS, float(quantum)), float(quantum))
     outside = np.maximum(np.maximum(-ns, ns - width), 0.0)
-    return float(np.quantile(outside, 0.999, method="higher"))
+    return float(np.sort(outside)[math.ceil(_STATED * (len(outside) - 1))])
 
 
 def _rate_of_rank(sms: dict[int, SmClock], poor: list[_Sm], rank: int) -> tuple[float, float]:
@@ -255,8 +297,8 @@ def _rate_of_rank(sms: dict[int, SmClock], poor: list[_Sm], rank: int) -> tuple[
     best = min(poor, key=lambda part: part.doubt)
     if best.doubt > _USELESS_DOUBT:
         raise ClockError(
-            f"rank {rank}: {sum(len(p.samples) for p in poor)} clock samples within a moment "
-            "show no rate of the SM clock",
+            f"rank {rank_text(rank)}: {sum(len(p.samples) for p in poor)} clock samples "
+            "within a moment show no rate of the SM clock",
             hint="record longer: two launches of one SM, some microseconds apart, are needed",
         )
     x, y = best.points.x, best.points.y
@@ -267,7 +309,7 @@ def _offset_only(part: _Sm, rate: float, doubt: float, quantum: int, reach_cycle
     points = part.points
     offset = float(np.median(points.y - rate * points.x))
     model = SmClock(
-        sm=int(part.samples.sm[0]),
+        sm=part.number,
         knots=np.array([points.base_clock]),
         base_ns=points.base_ns,
         offset_ns=np.array([offset]),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from megatrace.clock.host import HostClock
 from megatrace.clock.samples import F8, I8
 from megatrace.errors import ClockError
+from megatrace.schema.processes import rank_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class ClockModel:
             return self.sms[number]
         except KeyError:
             raise ClockError(
-                f"rank {self.rank}: SM {number} gave no clock samples",
+                f"rank {rank_text(self.rank)}: SM {number} gave no clock samples",
                 hint="record longer, so that a launch of this SM opens and closes",
             ) from None
 
@@ -116,7 +117,7 @@ class ClockModel:
     def _host(self) -> HostClock:
         if self.host is None:
             raise ClockError(
-                f"rank {self.rank}: no clock samples tie its GPU to the host",
+                f"rank {rank_text(self.rank)}: no clock samples tie its GPU to the host",
                 hint="the agent takes them; record with it, for a second at least",
             )
         return self.host

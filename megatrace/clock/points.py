@@ -87,7 +87,10 @@ def points_of(samples: ClockSamples, quantum: int) -> Points:
 
 def _medians(values: F8, group: NDArray[np.intp], start: NDArray[np.intp]) -> F8:
     """Median of each group (the upper one of two); groups are runs that begin at ``start``."""
-    ordered = values[np.lexsort((values, group))]
     size = np.diff(start, append=len(values))
+    if (size == size[0]).all():  # each warp of the SM gave one
+        rows = np.sort(values.reshape(len(start), -1), axis=1)
+        return rows[:, rows.shape[1] // 2]
+    ordered = values[np.lexsort((values, group))]
     medians: F8 = ordered[start + size // 2]
     return medians

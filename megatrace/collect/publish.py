@@ -12,8 +12,10 @@ import numpy as np
 from megatrace.collect.source import Source
 from megatrace.errors import RingError
 from megatrace.ring.aggregate import NO_DEVICE, RANK_ROW, AggregatePage
-from megatrace.ring.control import read_ack
 from megatrace.ring.sums import Shape, Sums
+
+MAX_ENDED = 16
+"""Processes that have ended and still have a row: a session may run through hundreds."""
 
 
 class Publisher:
@@ -28,6 +30,7 @@ class Publisher:
         self._session = session
         self._page: AggregatePage | None = None
         self._roles: tuple[str, ...] = ()
+        self._ranks: list[int] = []
         self._started_ns = time.monotonic_ns()
         self.failure = ""
 
@@ -44,11 +47,12 @@ class Publisher:
         ``clock_error_ns`` and ``every_n`` are by rank, where known; ``note`` is what the
         recorder says of itself.
         """
+        sources, note = shown(sources), {**note, "left_out": left_out(sources)}
         ranks = sorted({source.rank for source in sources})
         traced = [source for source in sources if source.traced]
         roles = union_of_roles(traced)
         shape = Shape(len(ranks), _most(traced, "layers"), len(roles), _most(traced, "blocks"))
-        page = self._page_of(shape, roles)
+        page = self._page_of(shape, roles, ranks)
         if page is None:
             return
         rows = np.zeros(len(ranks), RANK_ROW)
@@ -72,10 +76,14 @@ class Publisher:
             self._page.close()
             self._page = None
 
-    def _page_of(self, shape: Shape, roles: tuple[str, ...]) -> AggregatePage | None:
-        if self._page is None or self._page.shape != shape or self._roles != roles:
+    def _page_of(
+        self, shape: Shape, roles: tuple[str, ...], ranks: list[int]
+    ) -> AggregatePage | None:
+        # Other ranks in the same rows are another page: viewers take differences row by row.
+        same = self._page is not None and self._page.shape == shape
+        if not same or (self._roles, self._ranks) != (roles, ranks):
             self.close()
-            self._roles = roles
+            self._roles, self._ranks = roles, ranks
             try:
                 self._page = AggregatePage.create(
                     self._session,
@@ -90,6 +98,30 @@ class Publisher:
         return self._page
 
 
+def shown(sources: Sequence[Source]) -> list[Source]:
+    """Those of ranks that live, and of the MAX_ENDED last that do not."""
+    living = {source.rank for source in sources if not source.ended}
+    latest: dict[int, int] = {}
+    for source in sources:
+        created_ns = int(source.ring.header["created_mono_ns"])
+        latest[source.rank] = max(latest.get(source.rank, 0), created_ns)
+    ended = sorted(latest.keys() - living, key=latest.__getitem__)
+    kept = living.union(ended[-MAX_ENDED:])
+    return [source for source in sources if source.rank in kept]
+
+
+def left_out(sources: Sequence[Source]) -> dict[str, int]:
+    """What the others come to: processes, and their lines read and lost."""
+    kept = {source.rank for source in shown(sources)}
+    gone = [source for source in sources if source.rank not in kept]
+    return {
+        "processes": len({source.rank for source in gone}),
+        "lines_read": sum(source.stats.read for source in gone),
+        "lines_lost": sum(source.stats.lost for source in gone),
+        "host_lost": sum(source.host_lost for source in gone),
+    }
+
+
 def _most(sources: Sequence[Source], field: str) -> int:
     return max((int(source.ring.header[field]) for source in sources), default=0)
 
@@ -102,7 +134,7 @@ def union_of_roles(sources: Sequence[Source]) -> tuple[str, ...]:
 
 def fill_row(row: Any, rank: int, sources: Sequence[Source]) -> None:
     """Fill one RANK_ROW ``(1,)`` from the ``sources`` of ``rank``."""
-    acks = [read_ack(source.ring) for source in sources]
+    acks = [source.ack() for source in sources]
     row["rank"] = rank
     row["alive"] = any(not source.ended for source in sources)
     row["level"] = max((ack.level for ack in acks), default=0)
@@ -123,22 +155,14 @@ def fill_row(row: Any, rank: int, sources: Sequence[Source]) -> None:
 
 def add_counters(source: Source, roles: Sequence[str], sums: Sums, rank_at: int) -> None:
     """Add the counters of ``source`` to ``cycles``, ``count`` and ``block_cycles``."""
-    header = source.ring.header
-    blocks, warps, layers = (int(header[name]) for name in ("blocks", "warps", "layers"))
-    if not blocks * warps * layers:
-        return
-    now = source.counters().reshape(layers, blocks, warps)
-    own = source.roles
-    for name in dict.fromkeys(own):
-        of_role = [warp for warp, role in enumerate(own) if role == name]
-        at = roles.index(name)
-        for target, field in ((sums.cycles, "cycles"), (sums.count, "count")):
-            target[rank_at, :layers, at] += now[field][:, :, of_role].sum(
-                axis=(1, 2), dtype=np.uint64
-            )
-        sums.block_cycles[rank_at, :blocks, at] += now["cycles"][:, :, of_role].sum(
-            axis=(0, 2), dtype=np.uint64
-        )
+    mine = source.role_sums()
+    at = [roles.index(name) for name in mine.roles]
+    for target, table in (
+        (sums.cycles, mine.cycles),
+        (sums.count, mine.count),
+        (sums.block_cycles, mine.block_cycles),
+    ):
+        target[rank_at, : len(table), at] += np.moveaxis(table, 1, 0)
 
 
 def add_seen(source: Source, roles: Sequence[str], sums: Sums, rank_at: int) -> None:

@@ -9,12 +9,16 @@ from pathlib import Path
 
 from megatrace.collect.burst import Burst
 from megatrace.collect.clocks import HostClocks
+from megatrace.collect.numbers import Numbers
 from megatrace.collect.observe import Budget
 from megatrace.collect.sink import Sink
 from megatrace.collect.source import Source
 from megatrace.collect.steering import Steering
 from megatrace.errors import CaptureError, SessionError
 from megatrace.ring.file import STATE_CLOSED
+from megatrace.ring.handover import Receiver
+from megatrace.ring.memfd import HELD_SUFFIX, say_held
+from megatrace.schema.processes import MAX_PROCESSES, MAX_RANK, rank_of
 
 MAX_LINES = 1 << 16
 """Lines a ring hands over before the next one's turn."""
@@ -28,6 +32,8 @@ class Totals:
 
     ranks: int = 0
     ranks_live: int = 0
+    traced_processes: int = 0
+    """Of these ranks: each has a kernel's ring of its own."""
     processes: int = 0
     records: int = 0
     lines: int = 0
@@ -48,8 +54,17 @@ class Pump:
         burst: what else takes the lines while it runs; None.
     """
 
-    def __init__(self, session: Path, sink: Sink, steering: Steering | None = None) -> None:
-        """Drain ``session`` into ``sink``; without ``steering`` no control page is written."""
+    def __init__(
+        self,
+        session: Path,
+        sink: Sink,
+        steering: Steering | None = None,
+        receiver: Receiver | None = None,
+    ) -> None:
+        """Drain ``session`` into ``sink``; without ``steering`` no control page is written.
+
+        ``receiver`` is where agents hand their memfds over; it is closed with the pump.
+        """
         self._session = session
         self._sink = sink
         self._steering = steering
@@ -60,24 +75,23 @@ class Pump:
         self._budget = Budget()
         self._first_seen_s: dict[Path, float] = {}
         self._known: set[Path] = set()
+        self._numbers = Numbers()
+        self._receiver = receiver
 
     def scan(self, *, patience_s: float = _ATTACH_PATIENCE_S) -> list[Source]:
         """Attach to the ring files that are new; those attached now."""
+        if self._receiver is not None:
+            self._receiver.take()
+            for path in self._known:  # opened by way of /proc before it was handed over
+                self._receiver.drop(path.name)
+        opened = [s for p in self._session.glob("*.ring") if (s := self._open(p, patience_s))]
         found = []
-        for path in sorted(self._session.glob("*.ring")):
-            if path in self._known:
+        for source in sorted(opened, key=lambda s: (int(s.ring.header["created_mono_ns"]), s.name)):
+            number = self._numbers.take(source.origin)
+            if number is None:
+                self._refuse(source)
                 continue
-            try:
-                source = Source.open(path, control=self._steering is not None, budget=self._budget)
-            except (SessionError, CaptureError) as error:
-                now = time.monotonic()
-                if now - self._first_seen_s.setdefault(path, now) >= patience_s:
-                    self._known.add(path)
-                    self.refused[path.name] = str(error)
-                continue
-            self._known.add(path)
-            if self._clashes(source):
-                continue
+            source.rank = number
             found.append(source)
             self._welcome(source)
         return found
@@ -98,10 +112,22 @@ class Pump:
                 self._counters(source)
 
     def retire(self) -> None:
-        """End the sources whose owner has gone, after taking all that they hold."""
+        """End the sources whose owner has gone, after taking all that they hold.
+
+        Once the capture has it, their memory is given back: the next process needs it.
+        """
         for source in self.sources:
             if not source.ended and not _alive(source):
                 self._end(source)
+        ended = [source for source in self.sources if source.ended and not source.released]
+        if ended:
+            self._sink.flush()
+        if self._sink.failure is None and self.burst is None:
+            for source in ended:
+                source.release()
+                source.ring.path.unlink(missing_ok=True)
+                source.ring.path.with_suffix(HELD_SUFFIX).unlink(missing_ok=True)
+                self._known.discard(source.ring.path)
 
     def finish(self, until_s: float = float("inf")) -> None:
         """Take what is left of every ring and end them all.
@@ -110,12 +136,16 @@ class Pump:
         (of time.monotonic()).
         """
         self.scan(patience_s=0.0)
+        if self._receiver is not None:
+            self._receiver.close()
         for source in self.sources:
             if not source.ended:
                 self._end(source, until_s)
 
     def close(self) -> None:
         """Unmap every ring."""
+        if self._receiver is not None:
+            self._receiver.close()
         for source in self.sources:
             source.close()
 
@@ -124,8 +154,9 @@ class Pump:
         """The sums so far."""
         traced = [source for source in self.sources if source.traced]
         return Totals(
-            ranks=len({s.rank for s in traced}),
-            ranks_live=len({s.rank for s in traced if not s.ended}),
+            ranks=len({rank_of(s.rank) for s in traced}),
+            ranks_live=len({rank_of(s.rank) for s in traced if not s.ended}),
+            traced_processes=len(traced),
             processes=len({int(s.ring.header["pid"]) for s in self.sources}),
             records=sum(s.records for s in self.sources),
             lines=sum(s.stats.read for s in self.sources),
@@ -135,13 +166,40 @@ class Pump:
             lines_dropped=self._sink.lines_dropped,
         )
 
-    def _clashes(self, source: Source) -> bool:
-        """A capture tells rings by rank: a second traced file of one would mix with the first."""
-        if not source.traced or source.rank not in {s.rank for s in self.sources if s.traced}:
-            return False
-        self.refused[source.ring.path.name] = f"rank {source.rank} has another ring already"
+    def _open(self, path: Path, patience_s: float) -> Source | None:
+        """Attach to a ring file that is new; None where it is known or not yet a ring."""
+        if path in self._known:
+            return None
+        try:
+            source = self._attach(path)
+        except (SessionError, CaptureError) as error:
+            now = time.monotonic()
+            if now - self._first_seen_s.setdefault(path, now) >= patience_s:
+                self._known.add(path)
+                self.refused[path.name] = str(error)
+            return None
+        self._known.add(path)
+        return source
+
+    def _attach(self, path: Path) -> Source:
+        """Attach, and hold the ring's memfd where it is in one."""
+        control = self._steering is not None
+        given = self._receiver.held.get(path.name) if self._receiver is not None else None
+        source = Source.open(path, control=control, budget=self._budget, memfd=given)
+        if self._receiver is not None:
+            self._receiver.drop(path.name, keep=source.ring.memfd)
+        if source.ring.memfd >= 0 and control:
+            say_held(path, source.ring.memfd)
+        return source
+
+    def _refuse(self, source: Source) -> None:
+        rank = source.ring.rank
+        self.refused[source.ring.path.name] = (
+            f"a capture holds ranks 0 to {MAX_RANK}, this is rank {rank}"
+            if rank > MAX_RANK
+            else f"a capture holds {MAX_PROCESSES} processes of a rank, rank {rank} has had them"
+        )
         source.close()
-        return True
 
     def _welcome(self, source: Source) -> None:
         self.sources.append(source)

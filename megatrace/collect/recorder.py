@@ -23,7 +23,9 @@ from megatrace.collect.summary import Summary, process_reports
 from megatrace.collect.talk import Talk
 from megatrace.collect.viewers import Viewers
 from megatrace.errors import RecordError, UsageError
+from megatrace.ring.handover import Receiver
 from megatrace.ring.session import Session
+from megatrace.schema.processes import rank_text
 
 DRAIN_S = 5.0
 """From the signal, or the child's end, to a finished file."""
@@ -76,7 +78,7 @@ class Recording:
         self._sink = sink
         self._signals = signals
         self._steering = Steering(options)
-        self._pump = Pump(session.path, sink, self._steering)
+        self._pump = Pump(session.path, sink, self._steering, Receiver(session.path))
         self._viewers = Viewers(session.path, sink.path, self._pump, self._steering)
         self._publisher = Publisher(session.path)
         self._gpus = GpuQuery()
@@ -265,6 +267,7 @@ class Recording:
             processes=process_reports(self._pump.sources),
             traced_ranks=tuple(sorted({s.rank for s in self._pump.sources if s.traced})),
             refused=dict(self._pump.refused),
+            memfds={s.name: s.why_memfd for s in self._pump.sources if s.why_memfd},
             failure=str(failure) if failure else "",
             hint=failure.hint if failure else "",
             abandoned=abandoned,
@@ -277,11 +280,12 @@ class Recording:
         return self._sink.finish(
             elapsed_s=round(now_s - self._begin_s, 3),
             ranks=totals.ranks,
+            traced_processes=totals.traced_processes,
             records=totals.records,
             lines_lost=totals.lines_lost,
             host_spans=totals.host_spans,
             host_records_lost=totals.host_records_lost,
-            every_n={str(rank): n for rank, n in self._steering.every_n.items()},
+            every_n={rank_text(rank): n for rank, n in self._steering.every_n.items()},
             abandoned=abandoned,
         )
 

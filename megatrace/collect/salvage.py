@@ -13,14 +13,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrace.capture.facts import ring_of
 from megatrace.capture.layout import PART_SUFFIX, SUFFIX, TableId
 from megatrace.capture.reader import Capture, open_capture
 from megatrace.capture.recover import recover
 from megatrace.capture.scan import scan
 from megatrace.capture.writer import CaptureWriter
+from megatrace.collect.numbers import Numbers, Origin
 from megatrace.collect.source import Source
 from megatrace.errors import CaptureError, RecordError, SessionError
+from megatrace.ring.memfd import RingGone
 from megatrace.ring.session import Session
+from megatrace.schema.processes import process_of, rank_of
 
 Keys = NDArray[np.uint64]
 
@@ -47,6 +51,8 @@ class Salvage:
     problems: tuple[str, ...]
     session: str
     program_runs: bool
+    rings_gone: tuple[str, ...] = ()
+    """Rings that were in a memfd which nobody holds any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class _Left:
     lines: int
     lines_lost: int
     program_runs: bool
+    rings_gone: tuple[str, ...]
 
 
 def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salvage:
@@ -89,11 +96,12 @@ def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salv
         path=out,
         lines=recovery.lines + (left.lines if left else 0),
         ring_lines=left.lines if left else 0,
-        lines_lost=left.lines_lost if left else -1,
+        lines_lost=-1 if left is None or left.rings_gone else left.lines_lost,
         lost_bytes=recovery.lost_bytes,
         problems=recovery.problems,
         session=left.session if left else "",
         program_runs=left.program_runs if left else False,
+        rings_gone=left.rings_gone if left else (),
     )
 
 
@@ -113,11 +121,16 @@ def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ..
         writer = CaptureWriter(full)
         try:
             _copy_all(copy, writer)
-            rings = [_Remains(source, capture) for source in _sources(session, capture)]
+            sources, gone = _sources(session, capture)
+            rings = [_Remains(source, capture) for source in sources]
             for ring in rings:
                 ring.write(writer)
             writer.finish(
-                recovered=True, lost_bytes=lost_bytes, problems=problems, session=session.name
+                recovered=True,
+                lost_bytes=lost_bytes,
+                problems=problems,
+                session=session.name,
+                rings_gone=gone,
             )
         except BaseException:
             writer.abandon()
@@ -127,6 +140,7 @@ def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ..
         lines=sum(ring.lines for ring in rings),
         lines_lost=sum(ring.lines_lost for ring in rings),
         program_runs=session.info().live,
+        rings_gone=gone,
     )
 
 
@@ -141,16 +155,34 @@ def _session_of(capture: Capture) -> Session | None:
     return None
 
 
-def _sources(session: Session, capture: Capture) -> list[Source]:
-    """The rings that can be read and that do not clash with those of the capture."""
-    taken = {rank: facts.name for rank, facts in capture.rings.items() if facts.traced}
-    found = []
+def _sources(session: Session, capture: Capture) -> tuple[list[Source], tuple[str, ...]]:
+    """The rings that can be read, each with the number that it has in the capture, or the next.
+
+    And the names of those that were in a memfd and have gone with their processes.
+    """
+    numbers, told = Numbers(), {}
+    for row in capture.facts("ring"):
+        facts = ring_of(row)
+        told[facts.name, facts.created_ns] = facts.rank
+        origin = Origin(rank_of(facts.rank), facts.pid, facts.process, facts.traced)
+        numbers.put(origin, process_of(facts.rank))
+    found, gone = [], []
     for path in session.ring_paths():
-        with suppress(SessionError, CaptureError):
-            source = Source.open(path, control=False)
-            if not source.traced or taken.setdefault(source.rank, source.name) == source.name:
-                found.append(source)
-    return found
+        try:
+            found.append(Source.open(path, control=False))
+        except RingGone:
+            gone.append(path.stem)
+        except (SessionError, CaptureError):
+            continue
+    found.sort(key=lambda source: (int(source.ring.header["created_mono_ns"]), source.name))
+    kept = []
+    for source in found:
+        number = told.get((source.name, int(source.ring.header["created_ns"])))
+        number = numbers.take(source.origin) if number is None else number
+        if number is not None:
+            source.rank = number
+            kept.append(source)
+    return kept, tuple(gone)
 
 
 def _copy_all(path: Path, writer: CaptureWriter) -> None:
@@ -174,7 +206,8 @@ class _Remains:
     def write(self, writer: CaptureWriter) -> None:
         """Add it to ``writer`` and let the ring go."""
         source = self._source
-        if source.name not in {r.fields.get("name") for r in self._capture.facts("ring")}:
+        told = {(row.rank, row.fields.get("name")) for row in self._capture.facts("ring")}
+        if (source.rank, source.name) not in told:
             writer.write_meta("ring", source.rank, **source.describe())
         if source.traced:
             self._write_lines(writer)

@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.collect.credit import Credit
+from megatrace.collect.numbers import Origin
 from megatrace.collect.observe import Budget, Observer
 from megatrace.collect.served import Served
+from megatrace.collect.tally import RoleSums, role_sums
+from megatrace.ring.control import Ack, read_ack
 from megatrace.ring.drain import Drained, LineReader, LineStats
 from megatrace.ring.file import RingFile
 from megatrace.ring.host import Fact, FactAssembler
 from megatrace.ring.records import CounterReader, HostReader
 from megatrace.schema import CORE, HOST
 from megatrace.schema.layout import HALF_WORDS, record_word
+from megatrace.schema.processes import process_of, rank_of, rank_text
 
 _HEADER_FACTS = ("pid", "blocks", "warps", "lines", "layers", "host_capacity", "device")
 _NO_SPANS = [event.id for event in HOST if event.name in ("fact", "clock_sample")]
@@ -38,6 +42,8 @@ class Source:
 
     Attributes:
         name: file name without ``.ring``.
+        rank: its number in the capture, rank and process of it: see
+            :mod:`megatrace.schema.processes`.
         records: records handed on so far, as a report counts them.
         host_spans: host records handed on so far, facts and clock samples aside.
         facts: facts of the process by name, the latest of each.
@@ -45,6 +51,7 @@ class Source:
         observer: what its lines say in passing; None where no lines come.
         served: what its host's steps gave out.
         ended: its owner has gone and everything was taken.
+        released: its memory has been given back.
     """
 
     def __init__(self, ring: RingFile, budget: Budget | None = None) -> None:
@@ -53,12 +60,14 @@ class Source:
         ``budget`` is what all observers of a recorder share.
         """
         self.ring = ring
+        self.why_memfd = ring.why_memfd
         self.name = ring.path.name.removesuffix(".ring")
         self.rank = ring.rank
         self.records = 0
         self.host_spans = 0
         self.facts: dict[str, dict[str, Any]] = {}
         self.ended = False
+        self.released = False
         self.credit = Credit(int(ring.header["lines"]))
         self.observer = Observer.of(ring, self.roles, budget)
         self.served = Served()
@@ -66,14 +75,33 @@ class Source:
         self._counters = CounterReader(ring)
         self._host = HostReader(ring)
         self._assembler = FactAssembler()
+        self._last: tuple[Ack, RoleSums] | None = None
 
     @classmethod
-    def open(cls, path: Path, *, control: bool = True, budget: Budget | None = None) -> Source:
+    def open(
+        cls,
+        path: Path,
+        *,
+        control: bool = True,
+        budget: Budget | None = None,
+        memfd: int | None = None,
+    ) -> Source:
         """Attach to ``path``, its control page writable on request.
 
-        Raises RingError and SchemaMismatch.
+        ``memfd`` as :meth:`RingFile.attach`. Raises RingError and SchemaMismatch.
         """
-        return cls(RingFile.attach(path, writable_control=control), budget)
+        return cls(RingFile.attach(path, writable_control=control, memfd=memfd), budget)
+
+    @property
+    def origin(self) -> Origin:
+        """What it says of its maker."""
+        pid = int(self.ring.header["pid"])
+        return Origin(self.ring.rank, pid, self.process, self.traced)
+
+    @property
+    def rank_text(self) -> str:
+        """:attr:`rank` as people read it."""
+        return rank_text(self.rank)
 
     @property
     def traced(self) -> bool:
@@ -118,6 +146,9 @@ class Source:
         header = self.ring.header
         return {
             "name": self.name,
+            "of_rank": rank_of(self.rank),
+            "process_of_rank": process_of(self.rank),
+            **({"memfd": self.why_memfd} if self.why_memfd else {}),
             **{name: int(header[name]) for name in _HEADER_FACTS},
             "table_hash": f"{int(header['table_hash']):016x}",
             "created_ns": int(header["created_ns"]),
@@ -149,9 +180,15 @@ class Source:
         """Slots ``layer * rings + ring`` that moved since the last call, and their sums."""
         return self._counters.changed()
 
-    def counters(self) -> NDArray[Any]:
-        """COUNTERS ``(layers, rings)`` as they are now."""
-        return self._counters.snapshot()
+    def role_sums(self) -> RoleSums:
+        """Its counters as they are now, by role."""
+        if self._last is not None:
+            return self._last[1]
+        return role_sums(self._counters.snapshot(), self.ring.header, self.roles)
+
+    def ack(self) -> Ack:
+        """What its agent last said."""
+        return read_ack(self.ring) if self._last is None else self._last[0]
 
     def loss(self) -> dict[str, object]:
         """The facts of a capture's ``loss`` row: exact, in lines, by ring of the file."""
@@ -168,6 +205,16 @@ class Source:
             "host_lost": self._host.lost,
             "facts_broken": self._assembler.broken,
         }
+
+    def release(self) -> None:
+        """Give the memory of an ended ring back; what it came to stays."""
+        if self.released:
+            return
+        self._last = self.ack(), self.role_sums()
+        self.released = True
+        for reader in (self._lines, self._host, self._counters):
+            reader.release()
+        self.ring.close()
 
     def close(self) -> None:
         """Unmap the file."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from megatrace.collect.options import RecordOptions
 from megatrace.collect.sampling import DrainMeter, EveryN, Load, budget_words_per_s
 from megatrace.collect.source import Source
-from megatrace.ring.control import Ack, Control, read_ack, write_control
+from megatrace.ring.control import Ack, Control, write_control
 from megatrace.schema.layout import LEVEL_OFF, LEVEL_TIMELINE
 
 DECIDE_EVERY_S = 0.5
@@ -69,7 +69,7 @@ class Steering:
         Until :meth:`end_burst` the level is a timeline's even where less is asked for.
         """
         self._bursting = True
-        ack = read_ack(source.ring)
+        ack = source.ack()
         control = self._control(self._ranks[source.rank], source, steps)
         seq = write_control(source.ring, control)
         self._pages[source.name] = _Page(replace(control, burst=0), seq, now_s + _BURST_PATIENCE_S)
@@ -88,7 +88,7 @@ class Steering:
         """Write the first control of a new ring, with the burst if one is asked for."""
         rank = self._rank(source.rank, now_s)
         if source.traced:
-            rank.ack = read_ack(source.ring)
+            rank.ack = source.ack()
         burst = self._options.burst if source.traced else 0
         control = self._control(rank, source, burst)
         seq = write_control(source.ring, control)
@@ -101,7 +101,7 @@ class Steering:
         if self._stopped:
             return
         living = [source for source in sources if not source.ended]
-        acks = {source.name: read_ack(source.ring) for source in living}
+        acks = {source.name: source.ack() for source in living}
         traced = {source.rank: source for source in living if source.traced}
         for number, rank in self._ranks.items():
             rank.window_open = any(acks[s.name].window_open for s in living if s.rank == number)
@@ -116,7 +116,7 @@ class Steering:
         if page is None or self._stopped or source.ended or page.burst_seq:
             return
         if source.credit.limit > page.control.timeline_limit > 0:
-            self._update(source, read_ack(source.ring), now_s)
+            self._update(source, source.ack(), now_s)
 
     def stop(self, sources: Iterable[Source]) -> None:
         """Ask for nothing more: nobody reads on."""

@@ -13,8 +13,11 @@ from megatrace.collect.launch import describe_exit
 from megatrace.collect.pump import Totals
 from megatrace.collect.source import Source
 from megatrace.collect.talk import Talk
+from megatrace.schema.processes import process_of, rank_of, rank_text
 
 ATTACHED, SILENT = "attached", "silent"
+_NAMED = 4
+"""Further processes of a rank that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,10 @@ class Summary:
     clock_error_ns: Mapping[int, float]
     processes: tuple[ProcessReport, ...]
     traced_ranks: tuple[int, ...]
+    """Numbers of :mod:`megatrace.schema.processes`, as every rank here."""
     refused: Mapping[str, str]
+    memfds: Mapping[str, str] = field(default_factory=dict)
+    """Rings whose memory was a memfd -> why."""
     failure: str = ""
     hint: str = ""
     abandoned: bool = False
@@ -78,14 +84,21 @@ class Summary:
             **asdict(self.totals),
             "command": list(self.command),
             "child_status": self.child_status,
-            "every_n": {str(rank): n for rank, n in self.every_n.items()},
-            "clock_error_ns": {str(rank): ns for rank, ns in self.clock_error_ns.items()},
+            "every_n": {rank_text(rank): n for rank, n in self.every_n.items()},
+            "clock_error_ns": {rank_text(rank): ns for rank, ns in self.clock_error_ns.items()},
             "attach": [
-                {**asdict(p), "attached": list(p.attached), "missed": dict(p.missed)}
+                {
+                    **asdict(p),
+                    "rank": rank_of(p.rank),
+                    "process_of_rank": process_of(p.rank),
+                    "attached": list(p.attached),
+                    "missed": dict(p.missed),
+                }
                 for p in self.processes
             ],
-            "traced_ranks": list(self.traced_ranks),
+            "traced_ranks": sorted({rank_of(rank) for rank in self.traced_ranks}),
             "refused": dict(self.refused),
+            "memfds": dict(self.memfds),
             "failure": self.failure,
             "abandoned": self.abandoned,
         }
@@ -123,6 +136,8 @@ def tell(summary: Summary, talk: Talk) -> None:
         talk.say(line)
     for line in warnings(summary):
         talk.warn(line)
+    for line in memfd_lines(summary.memfds):
+        talk.say(line)
     if summary.host_only:
         talk.say(
             "note: no kernel has a ring, so there are host spans alone: is the megakernel "
@@ -153,8 +168,11 @@ def written_line(summary: Summary) -> str:
     totals = summary.totals
     parts = []
     if not summary.host_only:
+        ranks = f"{totals.ranks} rank{'s' * (totals.ranks != 1)}"
+        if totals.traced_processes > totals.ranks:
+            ranks += f" in {totals.traced_processes} processes"
         parts = [
-            f"{totals.ranks} rank{'s' * (totals.ranks != 1)}",
+            ranks,
             f"{totals.records:,} records in {totals.lines:,} lines",
             f"{totals.lines_lost:,} lines lost",
         ]
@@ -184,6 +202,15 @@ def attached_lines(processes: Sequence[ProcessReport]) -> list[str]:
         f"{_who(name, ranks)}: attached to {', '.join(targets) if targets else 'the process alone'}"
         for (name, targets), ranks in groups.items()
     ]
+
+
+def memfd_lines(memfds: Mapping[str, str]) -> list[str]:
+    """``note: 8 rings were in a memfd: /dev/shm has 3.2 MiB free, ...``."""
+    if not memfds:
+        return []
+    many = f"{len(memfds)} ring{'s were' if len(memfds) > 1 else ' was'}"
+    more = " ..." if len(set(memfds.values())) > 1 else ""
+    return [f"note: {many} in a memfd, not a file: {next(iter(memfds.values()))}{more}"]
 
 
 def warnings(summary: Summary) -> list[str]:
@@ -227,19 +254,26 @@ _STATES = {
 def _who(process: str, ranks: Sequence[int]) -> str:
     if process in ("main", "detokenizer"):
         return process
-    if len(ranks) == 1:
-        return f"{process} of rank {ranks[0]}"
-    return f"{process} of ranks {_ranges(sorted(set(ranks)))}"
+    numbers = sorted(set(ranks))
+    if len(numbers) == 1:
+        return f"{process} of rank {rank_text(numbers[0])}"
+    alone = sorted({rank_of(number) for number in numbers})
+    if len(numbers) - len(alone) > _NAMED:
+        noun = "rank" if len(alone) == 1 else "ranks"
+        return f"{process} of {noun} {_ranges(alone)} in {len(numbers)} processes"
+    return f"{process} of ranks {_ranges(numbers)}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:
+    """``0-3,5``; ``0#2-3#2`` of their second processes."""
     parts: list[str] = []
     first = last = numbers[0]
     for number in [*numbers[1:], None]:
-        if number is not None and number == last + 1:
+        if number == last + 1 and process_of(number) == process_of(last):
             last = number
             continue
-        parts.append(str(first) if first == last else f"{first}-{last}")
+        one = first == last
+        parts.append(rank_text(first) + ("" if one else f"-{rank_text(last)}"))
         if number is not None:
             first = last = number
     return ",".join(parts)

@@ -15,7 +15,6 @@ from megatrace.collect.options import LEVELS, RecordOptions, parse_every, parse_
 from megatrace.collect.pump import Pump
 from megatrace.collect.steering import Steering
 from megatrace.errors import MegatraceError, UsageError
-from megatrace.ring.control import read_ack
 from megatrace.ring.wishes import Wish, take_wishes
 from megatrace.schema.layout import LEVEL_OFF
 
@@ -109,7 +108,7 @@ class Viewers:
         if burst is None:
             return
         living = [s for s in self._pump.sources if s.traced and not s.ended]
-        burst.turn({source.name: read_ack(source.ring) for source in living})
+        burst.turn({source.name: source.ack() for source in living})
         if burst.stepped:
             self._steering.end_burst()
         if burst.state != "running":

@@ -12,7 +12,7 @@ from megatrace.analysis.frames import launch_frame
 from megatrace.analysis.rank import load_rank
 from megatrace.analysis.summary import ranks_of
 from megatrace.capture.reader import Capture
-from megatrace.export.select import Steps, chosen_steps, steps_left_out
+from megatrace.export.select import Steps, chosen_steps, one_process, steps_left_out
 from megatrace.schema import EventTable
 
 
@@ -34,8 +34,14 @@ def decode_shown(
     if not parts:
         return decode(capture, ranks=ranks), ()
     launches = pd.concat(parts, ignore_index=True)
+    phrases: list[str] = []
+    if steps == "one":
+        mine, phrases = one_process(launches["rank"].to_numpy())
+        launches = launches[mine]
+        ranks = np.unique(launches["rank"]).tolist()
     chosen = chosen_steps(launches, steps)
-    return decode(capture, ranks=ranks, steps=chosen), steps_left_out(launches, chosen)
+    left_out = (*phrases, *steps_left_out(launches, chosen))
+    return decode(capture, ranks=ranks, steps=chosen), left_out
 
 
 def steps_recorded(capture: Capture) -> list[int]:

@@ -9,6 +9,8 @@ import pandas as pd
 
 from megatrace import __version__
 from megatrace.analysis import Report, decode, summarise
+from megatrace.analysis.floors import why_not
+from megatrace.analysis.traffic import Bandwidth, Traffic
 from megatrace.analysis.windows import Progress, windows
 from megatrace.capture.reader import Capture
 from megatrace.export import html_figures as figures
@@ -47,15 +49,21 @@ def export_html(
     force: bool = False,
     command: str = "",
     progress: Progress | None = None,
+    bandwidth: Bandwidth | None = None,
 ) -> HtmlResult:
     """Write the page of a capture, step by step: it need not fit in memory.
+
+    ``bandwidth`` is for the fraction of the floor; None: what the capture says.
 
     Raises OutputError where ``path`` exists, unless ``force``, or cannot be written,
     MegatraceError without plotly, and what decoding raises.
     """
     check_output(path, force=force)
     report = summarise(capture)
-    tables = gather(windows(capture, progress), decode(capture, steps=()))
+    traffic = Traffic.of(capture, bandwidth)
+    tables = gather(
+        windows(capture, progress), decode(capture, steps=()), traffic, why_not(capture, traffic)
+    )
     page = page_of(capture, report, tables, command)
     body = to_html(page).encode()
     with output_file(path, force=force) as file:
@@ -75,8 +83,9 @@ def page_of(capture: Capture, report: Report, tables: PageTables, command: str =
         facts=_facts(capture, report, tables, command),
         notes=_notes(report, tables),
         sections=[
-            _stalls(tables), _roles(tables), _launches(tables), _prefetches(report, tables),
-            _waits(tables), _heat(tables), _steps(tables), _loss(report),
+            _stalls(tables), _roles(tables), _launches(tables), _floor(tables),
+            _prefetches(report, tables), _waits(tables), _heat(tables), _steps(tables),
+            _loss(report),
         ],
         foot=f"megatrace {__version__}. All rows: megatrace tables {capture.path.name}; the "
         f"summary as text: megatrace report {capture.path.name}.",
@@ -91,11 +100,13 @@ def _facts(capture: Capture, report: Report, tables: PageTables, command: str) -
     seen = "" if steps.seen is None else f" of {steps.seen:,} seen"
     sms = report.sms
     of = "" if sms.of is None else f" of {sms.of:,}"
+    many = report.processes > report.ranks
+    in_processes = f" in {report.processes:,} processes" if many else ""
     clocks = clock_texts(max(errors, default=None), max(hosts, default=None))
     facts = {
         "device": report.device,
         "GPUs": _gpus(capture),
-        "ranks": f"{report.ranks:,}" if report.ranks else "",
+        "ranks": f"{report.ranks:,}{in_processes}" if report.ranks else "",
         "steps with a timeline": f"{steps.recorded:,}{seen}",
         "launches": f"{int(tables.launches['launches'].sum()):,}",
         "SMs recorded": f"{sms.recorded:,}{of}" if report.ranks else "",
@@ -178,6 +189,24 @@ def _launches(tables: PageTables) -> Section:
     shown = figures.launch_times(tables) if len(tables.launches) else ()
     return Section("launches", "Launch times by layer", says, shown, _NO_LAUNCH,
                    [Fold("Launch times, us", tables.launches)])  # fmt: skip
+
+
+def _floor(tables: PageTables) -> Section:
+    floors = tables.floors
+    says = (
+        "The time of the bytes that a launch must read, experts hit included, against the time it "
+        "took; medians."
+    )
+    if floors.bandwidth_bytes_per_s:
+        says += f" At {floors.bandwidth_bytes_per_s / 1e12:.2f} TB/s, {floors.bandwidth_from}."
+    if floors.rows:
+        says += f" All together: {100 * floors.fraction:.0f} %."
+    if floors.left_out:
+        says += f" Not counted: {floors.left_out}; the fraction is no less than this."
+    shown = figures.floors_by_layer(floors) if floors.rows else ()
+    rows = pd.DataFrame([asdict(row) for row in floors.rows])
+    return Section("floor", "Fraction of the floor", says, shown, f"{floors.why_not}.",
+                   [Fold("Floor by layer", rows)])  # fmt: skip
 
 
 def _prefetches(report: Report, tables: PageTables) -> Section:

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from megatrace.analysis.report import Floors
 from megatrace.export.html_tables import BINS_NS, CLASSES, WAITS, PageTables
+from megatrace.schema.processes import rank_text
 
 Json = dict[str, Any]
 
@@ -172,7 +174,7 @@ def sm_heat(tables: PageTables) -> list[Figure]:
         cells = heat[heat["rank"] == rank].groupby(["role", "sm", "class"])["dur_ns"].sum()
         wide = cells.unstack("class", fill_value=0)
         total = wide.sum(axis=1)
-        of = f"rank {rank}: " if len(ranks) > 1 else ""
+        of = f"rank {rank_text(rank)}: " if len(ranks) > 1 else ""
         waits = wide[[kind for kind in WAITS if kind in wide]].sum(axis=1)
         shown = {CLASS_NAMES[kind]: wide[kind] for kind in CLASSES if kind in wide}
         for name, times in ({"waiting": waits} | shown).items():
@@ -209,6 +211,32 @@ def launch_times(tables: PageTables) -> list[Figure]:
     return [Figure("launches", data, layout)]
 
 
+def floors_by_layer(floors: Floors) -> list[Figure]:
+    """A bar a layer: which part of the floor its launches reach."""
+    data: list[Json] = []
+    for at, kernel in enumerate(sorted({row.kernel for row in floors.rows})):
+        rows = [row for row in floors.rows if row.kernel == kernel]
+        told = [
+            f"{row.bytes / 1e6:,.1f} MB in {row.median_us:,.1f} us, floor {row.floor_us:,.1f} us"
+            + (f", {row.experts:.1f} experts" if row.experts >= 0 else "")
+            for row in rows
+        ]
+        data.append({
+            "type": "bar", "name": plain(kernel), "x": [row.layer for row in rows],
+            "y": _numbers([100 * row.fraction for row in rows]), "customdata": told,
+            "hovertemplate": "layer %{x}: %{y:.0f} %: %{customdata}",
+            "meta": {"colour": _LINES[at % len(_LINES)]},
+        })  # fmt: skip
+    layers = pd.Series([row.layer for row in floors.rows])
+    most = max(row.fraction for row in floors.rows)
+    layout = _layout(
+        height=340, showlegend=len(data) > 1,
+        xaxis={"title": {"text": "layer"}, **_whole(layers)},
+        yaxis={"title": {"text": "% of the floor"}, "range": [0, 100 * max(1.0, most)]},
+    )  # fmt: skip
+    return [Figure("floor", data, layout)]
+
+
 def step_times(tables: PageTables) -> list[Figure]:
     """Time of each step: the host's, and of the GPU from first launch in to last out."""
     steps = tables.steps
@@ -229,7 +257,7 @@ def step_times(tables: PageTables) -> list[Figure]:
             yaxis={"title": {"text": "us"}, "rangemode": "tozero"},
             legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
         )  # fmt: skip
-        figures.append(Figure(f"rank {rank}", data, layout))
+        figures.append(Figure(f"rank {rank_text(rank)}", data, layout))
     return figures
 
 

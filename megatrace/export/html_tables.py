@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from megatrace.analysis import Trace, views
 from megatrace.analysis import columns as c
-from megatrace.analysis.measured import whole_launches
+from megatrace.analysis.floors import floors
+from megatrace.analysis.report import Floors
+from megatrace.analysis.traffic import Traffic
+from megatrace.analysis.walls import whole_launches
 
 WAITS = (c.DATA, c.INPUT, c.PEER, c.SPACE)
 CLASSES = (*WAITS, c.BEFORE_START, c.TAIL, c.UNKNOWN, c.NOT_WAITING)
@@ -20,6 +23,8 @@ BINS_NS: NDArray[np.float64] = 10.0 ** (np.arange(10, 91) / 10)
 """Edges of the histograms: ten a decade, from 10 ns to 1 s."""
 PER_LAUNCH = ["rank", "launch_no", "step", "kernel", "layer", "dur_ns"]
 DEVICE_SERIES = "launches, first in to last out"
+
+NOT_ASKED = Traffic({}, None)
 
 Counts = NDArray[np.int64]
 
@@ -45,6 +50,7 @@ class PageTables:
     steps: pd.DataFrame
     windows: int
     """Of more than one, what crosses from one into the next is not seen."""
+    floors: Floors
 
 
 @dataclass(slots=True)
@@ -55,15 +61,23 @@ class _Parts:
     launches: list[pd.DataFrame] = field(default_factory=list)
     timing: list[pd.DataFrame] = field(default_factory=list)
     steps: list[pd.DataFrame] = field(default_factory=list)
+    floors: list[pd.DataFrame] = field(default_factory=list)
     prefetch: dict[tuple[str, str], Counts] = field(default_factory=dict)
     windows: int = 0
 
 
-def gather(windows: Iterable[Trace], hosts: Trace) -> PageTables:
-    """Sum up windows of whole steps; of ``hosts`` the host's steps alone."""
+def gather(
+    windows: Iterable[Trace], hosts: Trace, traffic: Traffic = NOT_ASKED, why_no_floor: str = ""
+) -> PageTables:
+    """Sum up windows of whole steps; of ``hosts`` the host's steps alone.
+
+    ``traffic`` is what the capture says of bytes, ``why_no_floor`` why no launch has a floor.
+    """
     parts = _Parts()
     for trace in windows:
         _add(parts, trace)
+        if not why_no_floor:
+            parts.floors.append(views.floor(trace, traffic))
     return PageTables(
         stalls=_sum(parts.stalls, _STALLS, ["dur_ns"]),
         heat=_sum(parts.heat, _HEAT, ["dur_ns"]),
@@ -73,6 +87,7 @@ def gather(windows: Iterable[Trace], hosts: Trace) -> PageTables:
         timing=_sum(parts.timing, _TIMING, ["count", "late_ns"]),
         steps=_sum([*parts.steps, _host_steps(hosts)], ["rank", "series", "step"], ["dur_ns"]),
         windows=parts.windows,
+        floors=floors(parts.floors, traffic, why_no_floor),
     )
 
 

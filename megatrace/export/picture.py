@@ -21,6 +21,7 @@ from megatrace.export.tables import Tables, tell_prefetches, tell_waits
 from megatrace.export.timeline import Timeline, timeline
 from megatrace.export.tracks import Tracks, spread
 from megatrace.export.wire import Mask
+from megatrace.schema.processes import rank_of, rank_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,16 @@ def draw(
 
 
 def _rank_names(trace: Trace) -> dict[int, str]:
-    """``rank 0``, or ``rank 00`` where there are ten: the viewer sorts roots as strings."""
+    """``rank 0``, or ``rank 00`` where there are ten: the viewer sorts roots as strings.
+
+    Of a second process ``rank 0#2``.
+    """
     ranks = [*trace.launches["rank"].unique().tolist(), *trace.tables]
     if len(trace.host):
         ranks += trace.host["rank"].unique().tolist()
-    digits = len(str(max(ranks, default=0)))
-    return {rank: f"rank {rank:0{digits}}" for rank in ranks}
+    digits = len(str(max(map(rank_of, ranks), default=0)))
+    zeros = {rank: "0" * (digits - len(str(rank_of(rank)))) for rank in ranks}
+    return {rank: f"rank {zeros[rank]}{rank_text(rank)}" for rank in ranks}
 
 
 def _draw_hosts(
@@ -199,7 +204,9 @@ def _facts(
         "left out": ", ".join(left_out) or "nothing",
         **({"recorded": recorded} if recorded else {}),
         "time axis": axis.axis,
-        "device": ", ".join(f"rank {rank}: {name}" for rank, name in trace.devices.items())
+        "device": ", ".join(
+            f"rank {rank_text(rank)}: {name}" for rank, name in trace.devices.items()
+        )
         or "no traced kernel; host spans only",
     }
     if command:

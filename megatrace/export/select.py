@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from megatrace.errors import UsageError
 from megatrace.export.wire import I8, Mask
+from megatrace.schema.processes import PROCESSES_APART, rank_text
 
 _MAX_NS = 1 << 62
+_NAMED = 3
+"""Processes left out that are named one by one."""
 Steps = Collection[int] | Literal["one", "all"]
 
 
@@ -32,15 +36,20 @@ class Selection:
 def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: int) -> Selection:
     """Choose launches, whole ones and at least one, until ``budget`` slices are reached.
 
-    ``"one"`` is the step of median duration among those seen whole by every rank. Raises
+    ``"one"`` is the step of median duration among those seen whole by every rank, of the
+    process with most launches where a rank has had several. Raises
     UsageError for steps the frames do not have.
     """
     if not len(launches):
         return Selection(np.zeros(0, np.bool_), (), ())
-    wanted = chosen_steps(launches, steps)
-    left_out = list(steps_left_out(launches, wanted))
+    chosen: Mask = np.ones(len(launches), np.bool_)
+    left_out: list[str] = []
+    if steps == "one":
+        chosen, left_out = one_process(launches["rank"].to_numpy())
+    wanted = chosen_steps(launches[chosen], steps)
+    left_out += steps_left_out(launches[chosen], wanted)
     step, begin = launches["step"].to_numpy(), launches["begin_ns"].to_numpy()
-    chosen = np.isin(step, wanted)
+    chosen &= np.isin(step, wanted)
     # Damaged headers can place a launch where no clock has ever been.
     nowhere = chosen & ((begin < 0) | (begin >= _MAX_NS))
     if nowhere.any():
@@ -49,6 +58,20 @@ def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: 
     cost = np.bincount(records["launch_row"].to_numpy(), minlength=len(launches))
     chosen, cut = within(launches, cost, chosen, budget, "slices")
     return Selection(chosen, tuple(np.unique(step[chosen]).tolist()), (*left_out, *cut))
+
+
+def one_process(rank: NDArray[Any]) -> tuple[Mask, list[str]]:
+    """Rows of the process that most of ``rank`` is of, and a phrase for the others.
+
+    Their steps are numbered alike, and have nothing to do with each other.
+    """
+    process = rank.astype(np.int64) // PROCESSES_APART
+    each, rows = np.unique(process, return_counts=True)
+    others = np.unique(rank[process != each[rows.argmax()]]).tolist() if len(each) else []
+    mine: Mask = ~np.isin(rank, others)
+    words = [f"rank {rank_text(number)}" for number in others[:_NAMED]]
+    more = [f"{len(others) - _NAMED} more processes"] if len(others) > _NAMED else []
+    return mine, [*words, *more]
 
 
 def chosen_steps(launches: pd.DataFrame, steps: Steps) -> list[int]:

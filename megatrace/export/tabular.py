@@ -19,6 +19,7 @@ from megatrace.errors import UsageError
 from megatrace.export.about import loss_text
 from megatrace.export.output import check_output, output_file
 from megatrace.export.select import within
+from megatrace.schema.processes import rank_text
 
 TableName = Literal["records", "launches", "host"]
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -75,7 +76,8 @@ def export_table(
     facts = {
         "loss": loss,
         "clock": "; ".join(
-            f"rank {rank}: error {model.error_ns:.0f} ns" for rank, model in trace.clock.items()
+            f"rank {rank_text(rank)}: error {model.error_ns:.0f} ns"
+            for rank, model in trace.clock.items()
         ),
         "complete": str(trace.complete).lower(),
         "version": f"megatrace {__version__}",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from megatrace.clock import ClockModel
 from megatrace.errors import ClockError
 from megatrace.export.wire import I8
+from megatrace.schema.processes import rank_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,14 @@ def timeline(clocks: Mapping[int, ClockModel], ranks: Sequence[int]) -> Timeline
     untied = [rank for rank, clock in chosen.items() if clock.host is None]
     first = next(iter(chosen))
     if untied and len(chosen) > 1:
-        names = ", ".join(map(str, untied))
+        names = ", ".join(map(rank_text, untied))
         raise ClockError(
             f"no clock samples tie rank {names} to the host, so its times cannot be "
             "compared with those of other ranks",
             hint="export one rank alone, or record longer with the agent",
         )
-    axis = f"globaltimer of rank {first}"
+    axis = f"globaltimer of rank {rank_text(first)}"
     if untied:
-        missing = f"no clock samples tie the GPU of rank {first} to the host: GPU only"
+        missing = f"no clock samples tie the GPU of rank {rank_text(first)} to the host: GPU only"
         return Timeline(axis, chosen, missing)
     return Timeline(axis, chosen)

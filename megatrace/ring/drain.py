@@ -122,6 +122,11 @@ class LineReader:
                 self._take_all(self._ready(final=final), out)
         return out.result()
 
+    def release(self) -> None:
+        """Look at the ring no more, so that it can be unmapped; the counts stay."""
+        self._words = np.zeros(0, np.uint32)
+        self._lines = self._words.reshape(0, LINE_WORDS)
+
     def _take_all(self, ready: Ints, out: _Output) -> None:
         """Empty the rings of ``ready``, with windows that widen for those that are far behind."""
         self._turn = (self._turn + 1) % max(1, ready.size)

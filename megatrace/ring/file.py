@@ -2,7 +2,8 @@
 
 The file is ordinary shared memory, allocated before it is mapped (a store into a hole
 of a full tmpfs is a SIGBUS) and never a :mod:`multiprocessing.shared_memory`, whose
-resource tracker removes it under the owner. See :mod:`megatrace.schema.layout`.
+resource tracker removes it under the owner. Where it has no room it points to a memfd:
+see :mod:`megatrace.ring.memfd`. Inside: :mod:`megatrace.schema.layout`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.errors import RingError, SchemaMismatch, UsageError
+from megatrace.paths import RUNTIME_DIR_ENV
+from megatrace.ring import memfd as memfds
+from megatrace.ring.handover import hand_over
 from megatrace.ring.locks import HeldLock, is_held
 from megatrace.schema.layout import (
     CAUSE_SLOTS,
@@ -36,6 +40,7 @@ from megatrace.schema.layout import (
     SUM_BYTES,
 )
 
+_CUDA = 1
 STATE_MAKING, STATE_LIVE, STATE_CLOSED = 0, 1, 2
 SECTION_ALIGN = 4096
 MAX_RING_BYTES = 1 << 40
@@ -110,15 +115,24 @@ class RingFile:
         lines: u4 ``(rings, lines, 32)``, live memory.
         sums: u8 ``(layers, causes, rings)``, live memory.
         host: HOST_RECORD ``(host_capacity,)``, live memory.
+        memfd: fd of its memory where ``path`` only points there; -1: the file is the ring.
+        why_memfd: why it is so; "" where it is not.
 
     A reader's arrays are read-only, and are gone after :meth:`close`.
     """
 
     def __init__(
-        self, path: Path, header: Any, memory: mmap.mmap, control: memoryview, lock: HeldLock | None
+        self,
+        path: Path,
+        header: Any,
+        memory: mmap.mmap,
+        control: memoryview,
+        lock: HeldLock | None,
+        memfd: tuple[int, str] = (-1, ""),
     ) -> None:
         """Use :meth:`create` or :meth:`attach`."""
         self.path = path
+        self.memfd, self.why_memfd = memfd
         self.header = header
         self.control_page = control
         """The 4096 bytes from CONTROL_OFFSET; writable for the owner and on request."""
@@ -142,7 +156,8 @@ class RingFile:
     def create(cls, path: Path, spec: RingSpec) -> RingFile:
         """Make ``path`` (0600, it must not exist), fully allocated, and hold its lock.
 
-        Raises RingError where it exists, or where the file system is too small for it.
+        Where the file system has no room, in a memfd, which the session's recorder gets to
+        hold too. Raises RingError where ``path`` exists, or where memory is too short as well.
         """
         text = json.dumps(spec.meta, separators=(",", ":")).encode()
         places = _places(len(text), spec.rings, spec.lines, spec.layers, spec.host_capacity)
@@ -150,50 +165,74 @@ class RingFile:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             raise RingError(
-                f"{path} exists: another process of this session is rank {spec.rank}",
-                hint="give every process its own rank, or start a new session",
+                f"{path} exists: another ring of this session has that name",
+                hint="give every ring its own name, or start a new session",
             ) from None
         except OSError as error:
             raise RingError(f"cannot make {path}: {error.strerror}") from None
+        memfd, why = -1, ""
         try:
             lock = HeldLock(path)
-            _allocate(fd, path, places.total)
-            memory = mmap.mmap(fd, places.total)
+            why = _allocate(fd, path, places.total, pinned=spec.device == _CUDA)
+            if why:
+                memfd = memfds.make(path.stem, places.total, why)
+            memory = mmap.mmap(memfd if why else fd, places.total)
+            header = _new_header(spec, len(text), places)
+            memory[META_OFFSET : META_OFFSET + len(text)] = text
+            live = np.ndarray((), RING_HEADER, memory)
+            live[...] = header
+            live["state"] = STATE_LIVE  # last: until now a reader has refused the file
+            header["state"] = STATE_LIVE
+            if why:
+                _point(fd, memfd, path, places.total, why)
         except BaseException:
             path.unlink(missing_ok=True)
+            if memfd >= 0:
+                os.close(memfd)
             raise
         finally:
             os.close(fd)
-        header = _new_header(spec, len(text), places)
-        memory[META_OFFSET : META_OFFSET + len(text)] = text
-        live = np.ndarray((), RING_HEADER, memory)
-        live[...] = header
-        live["state"] = STATE_LIVE  # last: until now a reader has refused the file
-        header["state"] = STATE_LIVE
         control = memoryview(memory)[CONTROL_OFFSET:META_OFFSET]
-        return cls(path, header, memory, control, lock)
+        return cls(path, header, memory, control, lock, (memfd, why))
 
     @classmethod
-    def attach(cls, path: Path, *, writable_control: bool = False) -> RingFile:
+    def attach(
+        cls, path: Path, *, writable_control: bool = False, memfd: int | None = None
+    ) -> RingFile:
         """Map ``path`` read-only, all but its control page where that is asked for.
 
-        Nothing in the file is trusted. Raises RingError where it is not a whole ring of
-        this user's, SchemaMismatch where it is of another layout.
+        ``memfd`` is its memory where the caller has been given it; it is the ring's to close
+        from then on. Nothing in the file is trusted. Raises RingError where it is not a whole
+        ring of this user's (RingGone: where nobody holds its memfd), SchemaMismatch where it
+        is of another layout.
         """
         mode = os.O_RDWR if writable_control else os.O_RDONLY
         try:
             fd = os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise RingError(f"cannot open {path}: {error.strerror}") from None
+        at = fd
         try:
-            size = _check_file(fd, path)
-            memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+            _check_private(fd, path)
+            pointer = memfds.read_pointer(fd)
+            if pointer is not None:
+                if memfd is not None and memfds.is_pointed(memfd, pointer):
+                    at = memfd
+                else:
+                    at = memfds.open_pointed(path, pointer, mode)
+                _check_private(at, path)
+            size = _check_size(at, path)
+            memory = mmap.mmap(at, size, prot=mmap.PROT_READ)
             header = np.ndarray((), RING_HEADER, memory).copy()
             _check_header(path, header, size)
-            page = _map_control(fd, memory, writable=writable_control)
+            page = _map_control(at, memory, writable=writable_control)
+        except BaseException:
+            if at not in (fd, memfd):
+                os.close(at)
+            raise
         finally:
             os.close(fd)
-        return cls(path, header, memory, page, None)
+        return cls(path, header, memory, page, None, (at, pointer.why) if pointer else (-1, ""))
 
     @property
     def rank(self) -> int:
@@ -229,6 +268,9 @@ class RingFile:
         self.control_page.release()
         with contextlib.suppress(BufferError):  # an array of the caller's still looks at it
             self._memory.close()
+        if self.memfd >= 0:
+            os.close(self.memfd)
+            self.memfd = -1
 
     def __enter__(self) -> RingFile:
         """Return itself; closes on exit."""
@@ -257,22 +299,33 @@ def _new_header(spec: RingSpec, meta_bytes: int, places: _Places) -> Any:
     return header
 
 
-def _allocate(fd: int, path: Path, size: int) -> None:
+def _allocate(fd: int, path: Path, size: int, *, pinned: bool) -> str:
+    """Give the file its bytes; why not, where a memfd has to. Raises RingError."""
+    why = memfds.why_not_a_file(path.parent, size, pinned=pinned)
+    if why:
+        return why
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise RingError(f"cannot allocate {path}: {error.strerror}") from None
-        room = os.statvfs(path.parent)
-        free = room.f_bavail * room.f_frsize
-        need, has = size / 2**20, free / 2**20
+        os.ftruncate(fd, 0)  # other ranks were quicker
+        return f"{path.parent}: {error.strerror}"
+    return ""
+
+
+def _point(fd: int, memfd: int, path: Path, size: int, why: str) -> None:
+    try:
+        memfds.write_pointer(fd, memfd, size, why)
+    except OSError as error:
         raise RingError(
-            f"{path} needs {need:.1f} MiB, its file system has {has:.1f} MiB free",
-            hint=f"container: --shm-size={int(need) + 64}m or more; or make the rings shorter",
+            f"cannot write {path}: {error.strerror}",
+            hint=f"set {RUNTIME_DIR_ENV} to a directory on another file system",
         ) from None
+    hand_over(path, memfd)
 
 
-def _check_file(fd: int, path: Path) -> int:
+def _check_private(fd: int, path: Path) -> None:
     facts = os.fstat(fd)
     if not stat.S_ISREG(facts.st_mode):
         raise RingError(f"{path} is not a regular file")
@@ -280,6 +333,10 @@ def _check_file(fd: int, path: Path) -> int:
         raise RingError(f"{path} belongs to user {facts.st_uid}", hint="run as that user")
     if facts.st_mode & 0o077:
         raise RingError(f"{path} is open to others", hint=f"chmod 600 {path}")
+
+
+def _check_size(fd: int, path: Path) -> int:
+    facts = os.fstat(fd)
     if not META_OFFSET <= facts.st_size <= MAX_RING_BYTES:
         raise RingError(f"{path} is no ring: {facts.st_size} bytes")
     return facts.st_size

@@ -40,6 +40,13 @@ class CounterReader:
         self._told[slots] = total["seq"][slots]
         return slots.astype(np.uint32), total[slots]
 
+    def release(self) -> None:
+        """Look at the ring no more, so that it can be unmapped; nothing is counted after."""
+        self._live = self._live[:0].copy()
+        self._before = self._before[:0].copy()
+        self._total = self._total[:0].copy()
+        self._told = self._told[:0].copy()
+
     def _sample(self) -> None:
         now = self._live.copy()  # each sum is one aligned word: whole as it is
         more = (now - self._before).swapaxes(1, 2)
@@ -81,6 +88,10 @@ class HostReader:
         self.read += int(kept.sum())
         self.lost += int((~kept).sum())
         return records if kept.all() else records[kept]
+
+    def release(self) -> None:
+        """Look at the ring no more, so that it can be unmapped; the counts stay."""
+        self._live = self._live[:0].copy()
 
     def _whole(self, places: NDArray[np.int64], want: NDArray[np.uint32]) -> NDArray[np.bool_]:
         whole: NDArray[np.bool_] = self._live["number_end"][places] == want

@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatrace.errors import SessionError, SessionNotFound
+from megatrace.errors import RingError, SessionError, SessionNotFound
 from megatrace.paths import SESSION_ENV, check_private, runtime_root
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.locks import HeldLock, is_held
+from megatrace.ring.memfd import pointer_of
 
 RING_SUFFIX = ".ring"
 LOCK_NAME = "session.lock"
 FACTS_NAME = "session.json"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _UNFINISHED_S = 60.0
+_MAX_RINGS = 100
+"""Ring files of one process at one time, and processes of one pid in several containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class SessionInfo:
         live: its recorder or one of its traced processes still runs.
         recorded: its recorder still runs.
         rings: names of its ring files without the suffix.
+        memfds: of these, the ones whose memory is a memfd.
         started: seconds since the epoch; 0 unknown.
         command: what was started.
     """
@@ -45,6 +49,7 @@ class SessionInfo:
     rings: tuple[str, ...]
     started: float
     command: tuple[str, ...]
+    memfds: tuple[str, ...] = ()
 
 
 class Session:
@@ -115,6 +120,22 @@ class Session:
         """Make ``<what>.ring`` in this session; see :meth:`RingFile.create`."""
         return RingFile.create(self.path / (what + RING_SUFFIX), spec)
 
+    def create_ring_of_process(self, what: str, spec: RingSpec, *, kind: str = "") -> RingFile:
+        """Make ``<what>-<pid><kind>.ring``, or ``<what>-<pid>-2<kind>.ring`` and so on.
+
+        A process may make several rings, one after another or at once, and two containers
+        of one session may both have a process 7. Raises RingError as :meth:`create_ring`.
+        """
+        stem = f"{what}-{os.getpid()}"
+        for attempt in range(1, _MAX_RINGS + 1):
+            name = f"{stem}{kind}" if attempt == 1 else f"{stem}-{attempt}{kind}"
+            try:
+                return self.create_ring(name, spec)
+            except RingError:
+                if not (self.path / (name + RING_SUFFIX)).exists():
+                    raise
+        raise RingError(f"{self.path} has {_MAX_RINGS} rings {stem}", hint="start a new session")
+
     def info(self) -> SessionInfo:
         """How it stands now."""
         return _info(self.path)
@@ -180,9 +201,9 @@ def _info(path: Path) -> SessionInfo:
     rings = sorted(path.glob("*" + RING_SUFFIX))
     recorded = is_held(path / LOCK_NAME)
     live = recorded or any(is_held(ring) for ring in rings)
-    return SessionInfo(
-        path.name, path, live, recorded, tuple(r.stem for r in rings), started, command
-    )
+    names = tuple(ring.stem for ring in rings)
+    memfds = tuple(ring.stem for ring in rings if pointer_of(ring) is not None)
+    return SessionInfo(path.name, path, live, recorded, names, started, command, memfds)
 
 
 def _remove_if_dead(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from rich.segment import Segment
 
@@ -19,32 +20,60 @@ def stacked(bar: Sequence[float], width: int, palette: Palette) -> list[Segment]
         return [Segment(" " * max(0, width))]
     if not palette.colour:
         return _with_glyphs(bar, width)
-    edges = [0.0]
-    for share in bar:
-        edges.append(edges[-1] + share * width)
+    edge = 0.0
+    edges, names = [0.0], []
+    for name, share in zip(CLASSES, bar, strict=True):
+        if share > 0:
+            edge += share * width
+            edges.append(edge)
+            names.append(name)
     edges[-1] = float(width)
     out: list[Segment] = []
     done = 0
-    for i, name in enumerate(CLASSES):
+    for i, name in enumerate(names):
         first, last = math.ceil(edges[i] - 1e-9), math.floor(edges[i + 1] + 1e-9)
         if last <= first:
             continue
         # Between two classes that fill cells there is at most one cell that is mixed.
-        out += [_cell(edges, at, palette) for at in range(done, first)]
-        out.append(Segment("█" * (last - first), palette.style(name)))
+        if done < first:
+            out += _mixed(edges, names, i - 1, done, first, palette)
+        out.append(_full(palette, name, last - first))
         done = last
-    return out + [_cell(edges, at, palette) for at in range(done, width)]
+    if done < width:
+        out += _mixed(edges, names, len(names) - 2, done, width, palette)
+    return out
 
 
-def _cell(edges: Sequence[float], at: int, palette: Palette) -> Segment:
+def _mixed(
+    edges: Sequence[float], names: Sequence[str], left: int, first: int, last: int, palette: Palette
+) -> list[Segment]:
+    """Cells ``[first, last)``, which no class fills; ``names[left]`` may end in the first."""
+    edge = edges[left + 1]
+    if last == first + 1 and edges[left] <= first <= edge <= last <= edges[left + 2]:
+        return [_pair(palette, names[left], names[left + 1], round(8 * (edge - first)))]
+    return [_cell(edges, names, at, palette) for at in range(first, last)]
+
+
+def _cell(edges: Sequence[float], names: Sequence[str], at: int, palette: Palette) -> Segment:
     """One cell: the class that fills it, or the two that fill most of it, side by side."""
-    covered = [max(0.0, min(edges[i + 1], at + 1) - max(edges[i], at)) for i in range(len(CLASSES))]
-    most = sorted(range(len(CLASSES)), key=lambda i: -covered[i])[:2]
-    left, right = sorted(most)
-    eighths = round(8 * covered[left] / max(1e-9, covered[left] + covered[right]))
+    covered = [max(0.0, min(edges[i + 1], at + 1) - max(edges[i], at)) for i in range(len(names))]
+    most = sorted(range(len(names)), key=lambda i: -covered[i])[:2]
+    left, right = min(most), max(most)
+    eighths = round(8 * covered[left] / max(1e-9, covered[left] + covered[right] * (left < right)))
+    return _pair(palette, names[left], names[right], eighths)
+
+
+@cache
+def _full(palette: Palette, name: str, cells: int) -> Segment:
+    return Segment("█" * cells, palette.style(name))
+
+
+@cache
+def _pair(palette: Palette, left: str, right: str, eighths: int) -> Segment:
+    """``left`` on so many eighths of a cell, ``right`` on the rest."""
     if eighths in (0, 8):
-        return Segment("█", palette.style(CLASSES[left if eighths else right]))
-    return Segment(_EIGHTHS[eighths], palette.pair(CLASSES[left], CLASSES[right]))
+        return _full(palette, left if eighths else right, 1)
+    return Segment(_EIGHTHS[eighths], palette.pair(left, right))
 
 
 def _with_glyphs(bar: Sequence[float], width: int) -> list[Segment]:
@@ -61,22 +90,20 @@ def _with_glyphs(bar: Sequence[float], width: int) -> list[Segment]:
 
 def spark(series: Sequence[float], width: int, palette: Palette) -> list[Segment]:
     """The last ``width`` points, from the lowest to the highest of them."""
-    points = list(series[-width:])
-    known = [point for point in points if not math.isnan(point)]
+    points = series[-width:]
+    known = [point for point in points if point == point]
     if not known:
         return [Segment(" " * width)]
     low, high = min(known), max(known)
     spread = high - low
-    # What moves less than a twentieth is drawn flat: noise is no news.
-    flat = spread < 0.05 * high
-    text = ""
-    for point in points:
-        if math.isnan(point):
-            text += " "
-        elif flat:
-            text += SPARKS[3]
-        else:
-            text += SPARKS[round((point - low) / spread * (len(SPARKS) - 1))]
+    if spread <= 0.05 * high:
+        # What moves less than a twentieth is drawn flat: noise is no news.
+        text = "".join([SPARKS[3] if point == point else " " for point in points])
+    else:
+        scale = (len(SPARKS) - 1) / spread
+        text = "".join(
+            [SPARKS[round((point - low) * scale)] if point == point else " " for point in points]
+        )
     return [Segment(text.rjust(width), palette.style("spark"))]
 
 

@@ -12,6 +12,7 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from megatrace.schema.processes import rank_text
 from megatrace.tui.dialogs import Help, help_text
 from megatrace.tui.foot import Foot
 from megatrace.tui.head import Head
@@ -111,7 +112,11 @@ class LayerScreen(Screen[None]):
         self._show_head(frame, at)
         self._show_events(frame)
         self._show_map(frame)
-        words = ("all ranks" if rank is None else f"rank {rank}",) if len(frame.ranks) > 1 else ()
+        words = (
+            ("all ranks" if rank is None else f"rank {rank_text(rank)}",)
+            if len(frame.ranks) > 1
+            else ()
+        )
         self.query_one(Foot).show((), "", words, counted=frame.counted)
 
     def _show_head(self, frame: Frame, at: int) -> None:

@@ -32,9 +32,16 @@ class Head(Lines):
 
     def show(self, status: Status, flags: tuple[str, ...] = ()) -> None:
         """``flags`` stand beside the state: FROZEN, a filter, a rank."""
-        if (status, flags) != (self._status, self._flags):
-            self._status, self._flags = status, flags
-            self.redraw()
+        before, self._status = self._status, status
+        titles = [(s.title, s.state, s.text) for s in (before, status)]
+        changed = {0} if titles[0] != titles[1] or flags != self._flags else set()
+        self._flags = flags
+        if status is not before and status != before:
+            changed.add(1)  # rates and sizes: nearly always
+        if status.notes != before.notes:
+            changed.add(2)
+        if changed:
+            self.redraw(changed)
 
     def draw(self, y: int, width: int, colours: Palette, base: Style) -> Strip:
         """One of the three lines."""

@@ -19,7 +19,7 @@ from megatrace.tui.lines import Lines
 from megatrace.tui.lines import line as line_of
 from megatrace.tui.model import F8
 from megatrace.tui.numbers import percent
-from megatrace.tui.palette import HEAT_GLYPHS, Palette
+from megatrace.tui.palette import HEAT_GLYPHS, Palette, segment
 
 _CELL = 2
 _LABEL = 5
@@ -160,14 +160,22 @@ class HeatMap(Lines, can_focus=True):
         out = [Segment(f"{self._places[line.first]:>{_LABEL - 1}} ", colours.style("dim"))]
         low, high = self._range
         shares = self._share[line.first : line.last, line.role].tolist()
+        chosen = self._at[0] if self._at[1] == line.role and self.has_focus else -1
+        text, style = "", Style.null()  # neighbours of one colour are one piece
         for place, share in enumerate(shares, line.first):
-            if share != share:
-                text, style = "  ", Style.null()
+            if place == chosen:
+                cell, its = "[]", colours.style("strong") + Style(bold=True)
+            elif share != share:
+                cell, its = "  ", Style.null()
             else:
-                text, style = colours.heat((share - low) / (high - low))
-            if (place, line.role) == self._at and self.has_focus:
-                text, style = "[]", colours.style("strong") + Style(bold=True)
-            out.append(Segment(text, style))
+                cell, its = colours.heat((share - low) / (high - low))
+            if its is style:
+                text += cell
+                continue
+            if text:
+                out.append(segment((text, style, None)))
+            text, style = cell, its
+        out.append(segment((text, style, None)))
         return out
 
     def action_move(self, right: int, down: int) -> None:

@@ -12,6 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer, Input
 
+from megatrace.schema.processes import rank_text
 from megatrace.tui.detail import LayerScreen
 from megatrace.tui.dialogs import Help, help_text
 from megatrace.tui.foot import Foot
@@ -231,7 +232,7 @@ class MainScreen(Screen[None]):
         ranks = self._frame.ranks if self._frame is not None else ()
         words = []
         if len(ranks) > 1:
-            words.append("all ranks" if self._rank is None else f"rank {self._rank}")
+            words.append("all ranks" if self._rank is None else f"rank {rank_text(self._rank)}")
         if self._filter:
             words.append(f"only {self._filter!r}")
         self.query_one(Foot).show(

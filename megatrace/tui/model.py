@@ -6,6 +6,7 @@ says where they come from and how far they can be trusted. Nothing here draws.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +98,8 @@ class Frame:
         counted: the stalls are of counters: no time beside them, shares are of stall time.
         unit: of all times: ``ns``, or ``cycles`` where no clock rate is known.
         whole_uses: whether ``uses`` counts prefetches.
+        floor: fraction of the floor that a launch reaches ``(R, L)``, nan: not known; None
+            where nothing says it.
     """
 
     ranks: tuple[int, ...]
@@ -118,10 +121,13 @@ class Frame:
     counted: bool = False
     unit: str = "ns"
     whole_uses: bool = True
+    floor: F8 | None = None
 
-    def at(self, rank: int | None) -> list[int]:
+    def at(self, rank: int | None) -> list[int] | slice:
         """Places of ``rank`` on the first axis; of all where None."""
-        return [i for i, r in enumerate(self.ranks) if rank is None or r == rank]
+        if rank is None:
+            return slice(None)  # a view: no table is copied
+        return [i for i, r in enumerate(self.ranks) if r == rank]
 
     def label(self, layer: int) -> str:
         """How a layer is named: its number, with the kernel where there are several."""
@@ -153,6 +159,8 @@ class Row:
     late_time: float
     unseen: int
     series: tuple[float, ...]
+    floor: float | None = None
+    """Fraction of the floor that its launches reach."""
 
 
 def shares(stalled: F8, busy: F8) -> list[tuple[float, ...]]:
@@ -182,6 +190,7 @@ def layer_rows(frame: Frame, rank: int | None) -> list[Row]:
     sync = stalled[:, SYNC].sum(axis=1) / np.maximum(launches, 1)
     ran = (launches > 0) | stalled.any(axis=1)
     bars = shares(stalled, busy)
+    floors = [math.nan] * len(ran) if frame.floor is None else _mean(frame.floor[at]).tolist()
     # Lists: taking a number out of an array is slow.
     times, syncs, counts = time.tolist(), sync.tolist(), launches.tolist()
     first = int(not frame.several)
@@ -198,6 +207,7 @@ def layer_rows(frame: Frame, rank: int | None) -> list[Row]:
             late_time=late_time[i],
             unseen=int(unseen[i]),
             series=tuple(series[i]),
+            floor=floors[i] if floors[i] == floors[i] else None,
         )
         for i in np.flatnonzero(ran).tolist()
     ]

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
+from megatrace.schema.processes import rank_text
 from megatrace.tui.bars import stacked
 from megatrace.tui.model import Frame, RankState, Status, rank_bar
 from megatrace.tui.numbers import clock_text, number, time_text, unit_text
@@ -70,7 +71,8 @@ class Ranks(Vertical):
         unit = unit_text(frame.unit)
         columns = [Column("layer", "layer", 7, right=False, keep=999)]
         columns += [
-            Column(str(at), f"rank {rank}", 6, keep=500 - at) for at, rank in enumerate(frame.ranks)
+            Column(str(at), f"rank {rank_text(rank)}", 6, keep=500 - at)
+            for at, rank in enumerate(frame.ranks)
         ]
         table.set_columns(columns)
         colours = palette(dark=self.app.current_theme.dark)
@@ -102,7 +104,7 @@ class Ranks(Vertical):
 
 def _state_cell(state: RankState, name: str) -> tuple[str, str]:
     if name == "rank":
-        return str(state.rank), "strong"
+        return rank_text(state.rank), "strong"
     if name == "state":
         return ("runs", "good") if state.alive else ("ended", "warn")
     if name == "step":

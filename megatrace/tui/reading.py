@@ -13,8 +13,8 @@ from megatrace.tui.numbers import number
 
 LEVELS = {LEVEL_OFF: "off", LEVEL_COUNTERS: "counters", LEVEL_TIMELINE: "timeline"}
 DEVICES = {0: "cpu", 1: "cuda"}
-MAX_POINTS = 40
-"""Points of a sparkline."""
+MAX_POINTS = 14
+"""Points of a sparkline: as many as its column is ever wide."""
 
 CPU_NOTE = "cpu: the host build runs here; order and logic are real, times are no verdict"
 IDLE_NOTE = "no launch has come for a while"
@@ -93,14 +93,18 @@ def live_status(now: Aggregate, old: Aggregate, before: Aggregate | None) -> Sta
     rates = [rank.steps_per_s for rank in alive if rank.steps_per_s is not None]
     served = [rank.tokens_per_s for rank in ranks if rank.tokens_per_s]
     accepts = [rank.accept_length for rank in ranks if rank.accept_length is not None]
-    lost = int(now.ranks["lines_lost"].sum())
-    host_lost = int(now.ranks["host_lost"].sum())
+    ended = _left_out(now)
+    lost = int(now.ranks["lines_lost"].sum()) + ended["lines_lost"]
+    read = int(now.ranks["lines_read"].sum()) + ended["lines_read"]
+    host_lost = int(now.ranks["host_lost"].sum()) + ended["host_lost"]
     asked = now.note.get("asked")
     asked = asked if isinstance(asked, dict) else {}
     since = (now.updated_ns - (before.updated_ns if before else now.started_ns)) / 1e9
     notes = [CPU_NOTE] if "cpu" in devices else []
     if rates and not any(rates):
         notes.append(IDLE_NOTE)
+    if ended["processes"]:
+        notes.append(f"{ended['processes']:,} processes that ended earlier are not shown")
     return Status(
         title="",
         state="live",
@@ -111,7 +115,7 @@ def live_status(now: Aggregate, old: Aggregate, before: Aggregate | None) -> Sta
         accept_length=accepts[0] if accepts else None,
         level=str(asked.get("level", "")),
         sampling=_sampling(now, asked),
-        loss=_loss(lost, int(now.ranks["lines_read"].sum()), host_lost),
+        loss=_loss(lost, read, host_lost),
         lossy=bool(lost or host_lost),
         clock_error_ns=None if np.isnan(now.clock_error_ns) else now.clock_error_ns,
         file_bytes=now.file_bytes,
@@ -120,6 +124,14 @@ def live_status(now: Aggregate, old: Aggregate, before: Aggregate | None) -> Sta
         notes=tuple(notes),
         asked=tuple((str(k), str(v)) for k, v in asked.items()),
     )
+
+
+def _left_out(now: Aggregate) -> dict[str, int]:
+    """What the page leaves out: processes that ended, and their lines."""
+    told = now.note.get("left_out")
+    told = told if isinstance(told, dict) else {}
+    names = ("processes", "lines_read", "lines_lost", "host_lost")
+    return {name: value if isinstance(value := told.get(name), int) else 0 for name in names}
 
 
 def _sampling(now: Aggregate, asked: dict[str, object]) -> str:

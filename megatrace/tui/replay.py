@@ -16,6 +16,8 @@ from megatrace.tui.model import F8, Frame, RankState, Status
 from megatrace.tui.reading import CPU_NOTE, LEVELS, MAX_POINTS
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from megatrace.analysis.report import HostStepRow
     from megatrace.capture.reader import Capture
     from megatrace.tui.flat import EventSum, Flat
@@ -27,6 +29,16 @@ TINY_NOTE = "tiny: fewer than {} launches a layer; medians say little"
 _FEW = 3
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchFloors:
+    """Launches whose fraction of the floor is known: places in Flat ``(n,)``, and the fraction."""
+
+    rank: Ints
+    step: Ints
+    layer: Ints
+    fraction: F8
+
+
 @dataclass(slots=True)
 class _Loaded:
     """What the reading thread leaves."""
@@ -35,6 +47,9 @@ class _Loaded:
     capture: Capture | None = None
     hosts: tuple[HostStepRow, ...] = ()
     counters: bool = False
+    floors: LaunchFloors | None = None
+    no_floor: str = ""
+    """Why not; "" where nobody asked."""
     share: float = 0.0
     error: MegatraceError | None = None
 
@@ -48,9 +63,14 @@ class CaptureSource:
 
     steers = False
 
-    def __init__(self, path: Path) -> None:
-        """Read ``path``, from the first :meth:`poll` on."""
+    def __init__(self, path: Path, *, bandwidth: float | None = None) -> None:
+        """Read ``path``, from the first :meth:`poll` on.
+
+        ``bandwidth`` (bytes a second) is for the fraction of the floor; None: as the capture
+        says.
+        """
         self.path = path
+        self._bandwidth = bandwidth
         self.name = path.name
         self.step: int | None = None
         self._loaded = _Loaded()
@@ -103,9 +123,11 @@ class CaptureSource:
             return Status(str(self.path), "loading", f"reading, {100 * loaded.share:.0f} %"), None
         if self._base is None:
             self._base = self._status(loaded)
-        if self._shown != (self.step, id(loaded.flat)):
-            self._shown = (self.step, id(loaded.flat))
-            self._frame = frame_of(loaded.flat, self.step)
+        shown = (self.step, id(loaded.flat), id(loaded.floors), loaded.no_floor)
+        if self._shown != shown:
+            self._shown = shown
+            self._base = self._status(loaded)
+            self._frame = frame_of(loaded.flat, self.step, loaded.floors)
         return replace(self._base, span=self._span()), self._frame
 
     def load(self) -> None:
@@ -160,8 +182,25 @@ class CaptureSource:
             self._loaded.counters = bool(len(capture.counters().slot))
             self._loaded.capture = capture
             self._loaded.flat = flat
+            self._read_floors(capture, flat)
         except MegatraceError as error:
             self._loaded.error = error
+
+    def _read_floors(self, capture: Capture, flat: Flat) -> None:
+        """Another reading, where the capture says bytes: the tables stand by then."""
+        from megatrace.analysis.floors import why_not
+        from megatrace.analysis.traffic import Bandwidth, Traffic, floor
+        from megatrace.analysis.windows import windows
+
+        given = self._bandwidth
+        traffic = Traffic.of(capture, None if given is None else Bandwidth(given))
+        why = why_not(capture, traffic)
+        if why:
+            self._loaded.no_floor = why if traffic.said or given is not None else ""
+            return
+        self._loaded.floors = _floors_of(
+            flat, [floor(trace, traffic) for trace in windows(capture)]
+        )
 
     def _progress(self, share: float) -> None:
         self._loaded.share = share
@@ -199,7 +238,9 @@ class CaptureSource:
             clock_error_ns=max(errors, default=None),
             file_bytes=capture.size_bytes,
             ranks=tuple(self._rank(flat, at) for at in range(len(flat.ranks))),
-            notes=tuple(_notes(capture, flat, took, counters=loaded.counters)),
+            notes=tuple(
+                _notes(capture, flat, took, counters=loaded.counters, no_floor=loaded.no_floor)
+            ),
         )
 
     def _rank(self, flat: Flat, at: int) -> RankState:
@@ -216,7 +257,9 @@ class CaptureSource:
         )
 
 
-def _notes(capture: Capture, flat: Flat, took: object, *, counters: bool) -> list[str]:
+def _notes(
+    capture: Capture, flat: Flat, took: object, *, counters: bool, no_floor: str
+) -> list[str]:
     """What the reader must know of this capture before its numbers."""
     notes = [f"incomplete: {problem}" for problem in flat.problems[:3]]
     if not capture.complete and not notes:
@@ -235,10 +278,27 @@ def _notes(capture: Capture, flat: Flat, took: object, *, counters: bool) -> lis
         notes.append(f"lost: {flat.loss.sentence()}")
     if "cpu" in flat.device:
         notes.append(CPU_NOTE)
+    elif no_floor:
+        notes.append(f"no fraction of the floor: {no_floor}")
     return notes
 
 
-def frame_of(flat: Flat, step: int | None) -> Frame:
+def _floors_of(flat: Flat, frames: Sequence[pd.DataFrame]) -> LaunchFloors:
+    ranks = {rank: at for at, rank in enumerate(flat.ranks)}
+    layers = {layer: at for at, layer in enumerate(flat.layers)}
+    rows = [
+        (ranks[rank], step, layers[kernel, layer], fraction)
+        for frame in frames
+        for rank, step, kernel, layer, fraction in frame.loc[
+            frame["fraction"] >= 0, ["rank", "step", "kernel", "layer", "fraction"]
+        ].itertuples(index=False)
+    ]
+    places, fraction = np.array(rows, float).reshape(-1, 4)[:, :3], [row[3] for row in rows]
+    rank, step, layer = places.astype(np.int64).T
+    return LaunchFloors(rank, step, layer, np.array(fraction, float))
+
+
+def frame_of(flat: Flat, step: int | None, floors: LaunchFloors | None = None) -> Frame:
     """Tables of one step, or of all."""
     shape = (len(flat.ranks), len(flat.layers), len(flat.roles))
     order = sorted(range(len(flat.layers)), key=lambda i: flat.layers[i])
@@ -270,6 +330,9 @@ def frame_of(flat: Flat, step: int | None) -> Frame:
         place_stalled=place_stalled,
         place_busy=place_busy,
         series=_series(flat, place_of, two),
+        floor=None
+        if floors is None
+        else _medians(floors.rank, place_of[floors.layer], floors.step, floors.fraction, two, step),
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.segment import Segment
 
 from megatrace.tui.bars import spark, stacked
 from megatrace.tui.model import CLASSES, Frame, Row
 from megatrace.tui.numbers import late_text, percent, time_text, unit_text
-from megatrace.tui.palette import Palette, palette
-from megatrace.tui.table import Column, Table
+from megatrace.tui.palette import Palette, palette, segment
+from megatrace.tui.reading import MAX_POINTS
+from megatrace.tui.table import Cells, Column, Table
 
 _MARK = " ▼"
 
@@ -30,7 +31,9 @@ def layer_columns(frame: Frame, rows: Sequence[Row], sort: str) -> list[Column]:
         columns.append(Column("late", late, len(late), keep=60))
     points = max((len(row.series) for row in rows), default=0)
     if points:
-        columns.append(Column("spark", "trend", max(6, min(14, points)), right=False, keep=50))
+        columns.append(
+            Column("spark", "trend", max(6, min(MAX_POINTS, points)), right=False, keep=50)
+        )
     return [_marked(column) if column.name == sort else column for column in columns]
 
 
@@ -57,6 +60,8 @@ def _time_columns(frame: Frame, rows: Sequence[Row]) -> list[Column]:
         found.append(Column("time", title, max(10, len(title)), keep=90))
     if any(row.share is not None for row in rows):
         found.append(Column("share", "share", 6, keep=40))
+    if any(row.floor is not None for row in rows):
+        found.append(Column("floor", "of floor", 8, keep=65))
     return found
 
 
@@ -87,45 +92,53 @@ class StallTable(Table):
     def show(self, rows: Sequence[Row], *, unit: str, whole_uses: bool, timed: bool) -> None:
         """Show ``rows``; ``timed`` False: late is no verdict here."""
         colours = palette(dark=self.app.current_theme.dark)
-
-        def cell(at: int, column: Column, width: int) -> list[Segment]:
-            return cell_of(
-                rows[at], column.name, width, colours, unit=unit, whole=whole_uses, timed=timed
-            )
-
-        self.set_rows(len(rows), cell)
+        self.set_rows(len(rows), _cells(rows, colours, unit=unit, whole=whole_uses, timed=timed))
 
 
-def cell_of(
-    row: Row, name: str, width: int, colours: Palette, *, unit: str, whole: bool, timed: bool
-) -> list[Segment]:
-    """One cell of a row."""
-    if name == "bar":
-        return stacked(row.bar, width, colours)
-    if name == "spark":
-        return spark(row.series, width, colours)
-    text, style = _plain_cell(row, name, unit=unit, whole=whole, timed=timed)
-    if not text:
-        return []
-    return [Segment(text, colours.style(style) if style else None)]
+_Text = Callable[[Row], tuple[str, str]]
+"""The text of a cell, and the name of its style or ""."""
 
 
-def _plain_cell(row: Row, name: str, *, unit: str, whole: bool, timed: bool) -> tuple[str, str]:
-    """Text of a cell, and the name of its style or ""."""
-    if name == "layer":
-        return row.label, "strong"
-    if name == "time":
-        return time_text(row.time, unit), ""
-    if name == "share":
-        return percent(row.share), "dim"
-    if name in CLASSES:
-        share = row.bar[CLASSES.index(name)]
-        return (percent(share), name) if share >= 0.0005 else ("", "")
-    if name == "sync":
-        return (time_text(row.sync, unit), "") if row.sync else ("", "")
-    if name == "late":
+def _cells(rows: Sequence[Row], colours: Palette, *, unit: str, whole: bool, timed: bool) -> Cells:
+    """Who draws the cells of ``rows``."""
+    texts = _texts(unit, whole=whole, timed=timed)
+    names = ("strong", "dim", "warn", *CLASSES)
+    styles = {"": None, **{name: colours.style(name) for name in names}}
+
+    def cell(at: int, column: Column, width: int) -> list[Segment]:
+        row, name = rows[at], column.name
+        if name == "bar":
+            return stacked(row.bar, width, colours)
+        if name == "spark":
+            return spark(row.series, width, colours)
+        text, style = texts[name](row)
+        if not text:
+            return []
+        return [segment((text, styles[style], None))]
+
+    return cell
+
+
+def _texts(unit: str, *, whole: bool, timed: bool) -> dict[str, _Text]:
+    def share_of(slot: int, name: str) -> _Text:
+        def text(row: Row) -> tuple[str, str]:
+            share = row.bar[slot]
+            return (percent(share), name) if share >= 0.0005 else ("", "")
+
+        return text
+
+    def late(row: Row) -> tuple[str, str]:
         if not timed:
             return ("cpu", "dim") if row.uses else ("", "")
-        late = late_text(row.late, row.uses, row.unseen, whole=whole)
-        return late, "warn" if row.uses and row.late > 0.1 * row.uses else ""
-    return "", ""
+        text = late_text(row.late, row.uses, row.unseen, whole=whole)
+        return text, "warn" if row.uses and row.late > 0.1 * row.uses else ""
+
+    return {
+        "layer": lambda row: (row.label, "strong"),
+        "time": lambda row: (time_text(row.time, unit), ""),
+        "share": lambda row: (percent(row.share), "dim"),
+        "floor": lambda row: (percent(row.floor), ""),
+        **{name: share_of(slot, name) for slot, name in enumerate(CLASSES)},
+        "sync": lambda row: (time_text(row.sync, unit) if row.sync else "", ""),
+        "late": late,
+    }

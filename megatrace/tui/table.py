@@ -17,8 +17,8 @@ from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
 
-from megatrace.tui.lines import Lines
-from megatrace.tui.palette import Palette, over
+from megatrace.tui.lines import Line, Lines
+from megatrace.tui.palette import Palette, over, segment, styles_on
 
 GAP = 2
 
@@ -166,26 +166,38 @@ class Table(Lines, can_focus=True):
         self, cells: Sequence[tuple[list[Segment], Column, int]], width: int, base: Style
     ) -> Strip:
         out: list[Segment] = []
-        plain, done = "", 0  # text of the base's own style not yet in ``out``; cells so far
-        for at, (segments, column, size) in enumerate(cells):
-            used = sum(len(text) for text, _, _ in segments)
+        styles = styles_on(base)
+        plain = ""  # text of the base's own style that is not yet in ``out``
+        gap = done = 0
+        for segments, column, size in cells:
+            used = 0
+            for text, _, _ in segments:
+                used += len(text)
             if used > size:
                 segments, used = list(Strip(segments).crop(0, size)), size
-            plain += " " * (GAP * bool(at) + (size - used) * column.right)
-            done += GAP * bool(at) + size
+            blank = size - used
+            plain += " " * (gap + blank if column.right else gap)
             for text, style, _ in segments:
                 if style is None:
                     plain += text
                     continue
-                if plain:
-                    out.append(Segment(plain, base))
-                    plain = ""
-                out.append(Segment(text, over(base, style)))
-            plain += " " * ((size - used) * (not column.right))
+                on, bare = styles[style]
+                if bare and (not plain or plain.isspace()):
+                    # Blanks before a text go with it: half as many pieces to draw.
+                    out.append(segment((plain + text, on, None)))
+                else:
+                    if plain:
+                        out.append(segment((plain, base, None)))
+                    out.append(segment((text, on, None)))
+                plain = ""
+            if blank and not column.right:
+                plain += " " * blank
+            done += gap + size
+            gap = GAP
         plain += " " * (width - done)
         if plain:
-            out.append(Segment(plain, base))
-        return Strip(out, width)
+            out.append(segment((plain, base, None)))
+        return Line(out, width)
 
     def action_move(self, by: int) -> None:
         """Move the cursor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from megatrace.schema.processes import count_text, rank_text
 from megatrace.tui.model import CLASSES, Frame, Row, Status, layer_rows, role_rows
 from megatrace.tui.numbers import (
     clock_text,
@@ -27,9 +28,8 @@ def facts_of(status: Status) -> list[tuple[str, str]]:
         parts.append((status.device, "warn" if "cpu" in status.device else ""))
     if status.ranks:
         alive = sum(rank.alive for rank in status.ranks)
-        many = len(status.ranks)
-        noun = "rank" if many == 1 else "ranks"
-        parts.append((f"{alive}/{many} {noun}" if alive < many else f"{many} {noun}", ""))
+        run = f"{alive} running of " if alive < len(status.ranks) else ""
+        parts.append((run + count_text(rank.rank for rank in status.ranks), ""))
     if status.steps_per_s is not None:
         parts.append((f"{number(status.steps_per_s)} steps/s", "strong"))
     if status.tokens_per_s:
@@ -69,13 +69,16 @@ def _table(rows: Sequence[Row], first: str, frame: Frame, *, timed: bool) -> lis
     unit = unit_text(frame.unit)
     layers = first == "layer"
     head = [first, f"{unit}/launch"]
+    floors = any(row.floor is not None for row in rows)
     head += ["share"] if layers else []
+    head += ["of floor"] if floors else []
     head += ["bar", *CLASSES[:-1], f"sync {unit}"]
     head += ["late"] if layers else []
     body = []
     for row in rows:
         cells = [row.label, time_text(row.time, frame.unit)]
         cells += [percent(row.share)] if layers else []
+        cells += [percent(row.floor)] if floors else []
         cells += [_bar(row.bar), *(percent(s) if s >= 0.0005 else "" for s in row.bar[:-1])]
         cells += [time_text(row.sync, frame.unit)]
         if layers:
@@ -133,7 +136,7 @@ def to_dict(status: Status, frame: Frame | None) -> dict[str, object]:
             {"role": row.label, **_shares(row)} for row in role_rows(frame, None, None)
         ]
         body["layers_by_rank"] = {
-            str(rank): [_row_dict(row, frame, rank) for row in layer_rows(frame, rank)]
+            rank_text(rank): [_row_dict(row, frame, rank) for row in layer_rows(frame, rank)]
             for rank in frame.ranks
         }
     return {key: _plain(value) for key, value in body.items()}
@@ -146,6 +149,7 @@ def _row_dict(row: Row, frame: Frame, rank: int | None) -> dict[str, object]:
         "layer": layer,
         "time": row.time,
         "share": row.share,
+        "floor": row.floor,
         **_shares(row),
         "sync": row.sync,
         "prefetches" if frame.whole_uses else "first_uses": row.uses,

@@ -18,6 +18,7 @@ from textual.worker import get_current_worker
 
 from megatrace.errors import MegatraceError
 from megatrace.schema import CAUSES
+from megatrace.schema.processes import rank_text
 from megatrace.tui.dialogs import Help, help_text
 from megatrace.tui.lanes import F8, Lane, Lanes, covered
 from megatrace.tui.lines import Lines, line
@@ -266,7 +267,8 @@ class TimelineScreen(Screen[None]):
             return
         kernel, layer = self._of_layer
         words = [
-            f" {kernel} layer {layer}", f"rank {self._rank}", lanes.title, f"step {lanes.step}",
+            f" {kernel} layer {layer}", f"rank {rank_text(self._rank)}", lanes.title,
+            f"step {lanes.step}",
             f"{number(lanes.length_ns / 1000)} us", f"clock {clock_text(lanes.error_ns)}",
         ]  # fmt: skip
         lost = sum(lane.lost_lines for lane in lanes.lanes)

@@ -102,13 +102,12 @@ def test_a_gpu_that_is_not_there_is_said_and_ends_nothing(
     assert "not recorded" in capsys.readouterr().err
 
 
-def test_a_second_agent_of_a_rank_is_said_and_ends_nothing(
-    session: Session, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with start():
-        again = KernelAgent.start(TABLE, blocks=1, roles=("w",), kernels=("k",), device="cpu")
-        assert isinstance(again, IdleAgent)
-    assert "an agent of rank 0 already" in capsys.readouterr().err
+def test_a_second_agent_of_a_rank_gets_a_ring_of_its_own(session: Session) -> None:
+    with start() as first, start() as second:
+        assert first.params.lines != second.params.lines
+        names = [path.name for path in session.ring_paths()]
+    pid = os.getpid()
+    assert sorted(names) == [f"rank0000-{pid}-2.ring", f"rank0000-{pid}.ring"]
 
 
 def test_a_session_that_is_gone_ends_nothing(

@@ -24,6 +24,7 @@ def run(
     layers: int = 3,
     extra_ns: Mapping[int, float] | None = None,
     stalled_ns: Mapping[int, float] | None = None,
+    early_ns: Mapping[int, float] | None = None,
     device: int = 1,
     gpu: str = "NVIDIA H200",
     kernel: str = "decode",
@@ -35,7 +36,8 @@ def run(
     """Write a capture of one rank, one launch a layer and step.
 
     ``extra_ns`` makes a layer so much longer, ``stalled_ns`` makes its math warps wait so much
-    longer for weights. ``shift_ns`` is the spread over steps of what all layers of a step
+    longer for weights, ``early_ns`` its load warps end so much earlier.
+    ``shift_ns`` is the spread over steps of what all layers of a step
     have in common. ``one_step``: all launches have one step id.
     """
     rng = np.random.default_rng(seed)
@@ -52,8 +54,9 @@ def run(
             waited = 4000 + rng.normal(0, 100) + (stalled_ns or {}).get(layer, 0)
             for ring in range(build.rings):
                 is_math = ring % len(WARPS) == 1
+                ends = took if is_math else took - (early_ns or {}).get(layer, 0)
                 build.add(ring, Launch(
-                    number, at, at + round(took), step=1 if one_step else step, layer=layer,
+                    number, at, at + round(ends), step=1 if one_step else step, layer=layer,
                     records=[_wait(waited)] if is_math else [], edge=True,
                 ))  # fmt: skip
             at += round(took) + 1000

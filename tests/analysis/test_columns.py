@@ -10,12 +10,15 @@ import pytest
 
 from megatrace.analysis import Trace, decode, views
 from megatrace.analysis.columns import CLASSES, TABLES, VERDICTS
+from megatrace.analysis.traffic import Bandwidth, Traffic
 from megatrace.capture.reader import open_capture
+from megatrace.schema.traffic import LaunchBytes
 from tests.analysis.small import MUSE, STREAM, real
 
 
 def floor(trace: Trace) -> pd.DataFrame:
-    return views.floor(trace, bytes_fixed=1, bytes_per_expert=1, bandwidth_gb_s=1.0)
+    said = {(0, name): LaunchBytes(name, (1,) * 99, (1,) * 99) for name in ("layer", "stream")}
+    return views.floor(trace, Traffic(said, Bandwidth(1e9)))
 
 
 def path(trace: Trace) -> pd.DataFrame:

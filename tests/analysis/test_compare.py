@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megatrace.analysis import views
 from megatrace.analysis.compare import JUDGED, Change, Comparison, compare
-from megatrace.analysis.compare_text import compare_to_dict, compare_to_text
+from megatrace.analysis.compare_text import change_sentence, compare_to_dict, compare_to_text
 from megatrace.analysis.measured import LAUNCH, Side, measure
 from megatrace.analysis.resample import FEWEST_BLOCKS, Bootstrap
 from megatrace.analysis.windows import windows
@@ -82,10 +82,40 @@ def test_a_slower_layer_is_blamed_on_the_class_and_role_that_waits_longer(
 ) -> None:
     found = compare(base, slow)
     row = cause(found, 1, "math", "data")
-    assert row.verdict == "slower"
+    assert row.verdict == "more"
     assert row.low_us < 3.0 < row.high_us
     assert cause(found, 1, "math", "not_waiting").verdict == "same"
     assert cause(found, 0, "math", "data").verdict == "same"
+
+
+def test_classes_have_more_or_less_and_only_launches_are_slower_or_faster(
+    base: Side, slow: Side
+) -> None:
+    for found in (compare(base, slow), compare(slow, base)):
+        classes = {row.verdict for row in rows(found) if row.what != LAUNCH}
+        assert classes <= {"more", "less", "same"}
+        assert {r.verdict for r in rows(found) if r.what == LAUNCH} <= {"slower", "faster", "same"}
+
+
+def test_a_longer_tail_is_more_of_it_and_explains_no_launch(tmp_path: Path) -> None:
+    """Warps of the load role end 3 us earlier in a launch that takes as long as before."""
+    a = side(run(tmp_path / "a.mtr", seed=1))
+    b = side(run(tmp_path / "b.mtr", seed=2, early_ns={1: 3000}))
+    found = compare(a, b)
+    assert launch(found, 1).verdict == "same"
+    assert cause(found, 1, "load", "tail").verdict == "more"
+    assert cause(found, 1, "load", "not_waiting").verdict == "less"
+    assert found.regressions(0.0) == ()
+    assert found.grown(launch(found, 1)) == ()
+
+
+def test_a_slower_launch_names_the_classes_of_which_there_is_more(base: Side, slow: Side) -> None:
+    found = compare(base, slow)
+    assert [(r.role, r.what) for r in found.grown(launch(found, 1))][-1] == ("math", "data")
+    assert all(row.layer == 1 for row in found.grown(launch(found, 1)))
+    sentence = change_sentence(launch(found, 1), found.grown(launch(found, 1)))
+    assert "% slower (" in sentence
+    assert "math data (+" in sentence
 
 
 def test_what_got_faster_is_called_so(base: Side, slow: Side) -> None:

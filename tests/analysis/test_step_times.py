@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from megatrace.analysis import decode, views
 from megatrace.capture.reader import open_capture
-from megatrace.errors import UsageError
 from megatrace.muse.events import MUSE as EVENTS
 from tests.analysis.small import MUSE, build, real, trace_of
 from tests.build import MS, Build, Launch, demo, point, write
@@ -115,32 +113,6 @@ def test_the_experts_of_a_launch_are_the_most_that_a_block_counted(tmp_path: Pat
     assert frame["layer"].tolist() == [0, 2]
     assert frame["distinct_experts"].tolist() == [9, 7]
     assert frame["dur_ns"].tolist() == [50_000, 50_000]
-
-
-def test_the_floor_is_what_the_bytes_take_at_a_bandwidth(tmp_path: Path) -> None:
-    trace = trace_of(tmp_path, experts())
-    frame = views.floor(
-        trace, bytes_fixed=8_000_000, bytes_per_expert=4_000_000, bandwidth_gb_s=4000.0
-    )
-    assert frame["bytes"].tolist() == [44_000_000, 36_000_000]
-    assert frame["floor_ns"].tolist() == [11_000, 9_000]
-    assert frame["fraction"].tolist() == pytest.approx([0.22, 0.18])
-
-
-def test_the_host_build_has_no_fraction_of_a_floor(tmp_path: Path) -> None:
-    made = experts()
-    made.device = 0
-    trace = trace_of(tmp_path, made)
-    frame = views.floor(trace, bytes_fixed=1, bytes_per_expert=1, bandwidth_gb_s=1.0)
-    assert (frame["fraction"] == -1).all()
-
-
-@pytest.mark.parametrize(("fixed", "bandwidth"), [(-1, 1.0), (1, 0.0), (1, float("nan"))])
-def test_a_floor_of_nonsense_is_refused(fixed: int, bandwidth: float) -> None:
-    with open_capture(MUSE) as capture:
-        trace = decode(capture, steps=[])
-    with pytest.raises(UsageError):
-        views.floor(trace, bytes_fixed=fixed, bytes_per_expert=1, bandwidth_gb_s=bandwidth)
 
 
 def test_a_capture_without_that_counter_has_no_traffic(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """Time and memory of the tables, a step at a time: python tests/bench/bench_tables.py [steps].
 
 Makes a capture of a GPU's worth of rings in a temporary folder, as bench_report.py does, with
-so many steps of a few layers, and reads it in a fresh process: the decoding, then each table.
+so many steps of a few layers, and reads it in fresh processes: the decoding, then each table.
+The decoding begins at the open file: clocks, the look at every line and all that is made once
+are in it. A record is a record of the capture, a begin and an end of a span one each.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", nargs="?", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=3, help="fresh processes: median and range")
     parser.add_argument(
         "--streamed", action="store_true", help="as captures that are too big for an index"
     )
@@ -97,29 +102,49 @@ def main() -> None:
         print(f"{records / 1e6:.1f} M records in {options.steps} steps, {size / 1e6:,.0f} MB")
         command = [sys.executable, "-m", "tests.bench.bench_tables", "--measure", str(path)]
         command += ["--streamed"] * options.streamed
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines()]
-    times = {part: (float(wall), float(cpu)) for part, wall, cpu in rows[:-1]}
-    for part, (wall, cpu) in times.items():
-        print(f"{part:24} {_speed(records, wall, cpu)}")
-    for name, parts in (
-        ("decode + stall_classes", ("decode", "stall_classes")),
-        ("everything", tuple(times)),
+        runs = [_run(command) for _ in range(options.runs)]
+    parts = list(runs[0].times)
+    for name, summed in (
+        *((part, [part]) for part in parts),
+        ("decode + stall_classes", ["decode", "stall_classes"]),
+        ("everything", parts),
     ):
-        wall, cpu = (sum(times[part][i] for part in parts) for i in range(2))
-        print(f"{name:24} {_speed(records, wall, cpu)}")
-    _, peak, steps = rows[-1]
-    assert int(steps) == options.steps
+        print(f"{name:24} {_speed(records, [run.sum_of(summed) for run in runs])}")
+    assert all(run.steps == options.steps for run in runs)
     print(
-        f"peak memory: {int(peak) / 1e6:,.0f} MB, the file's own pages, which it maps, counted; "
-        f"a step's records are {records / options.steps / 1e6:.1f} M"
+        f"peak memory: {max(run.peak for run in runs) / 1e6:,.0f} MB, the file's own pages, which "
+        f"it maps, counted; a step's records are {records / options.steps / 1e6:.1f} M"
     )
 
 
-def _speed(records: int, wall: float, cpu: float) -> str:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one process says: seconds of each part, wall and CPU; bytes at its peak; steps."""
+
+    times: dict[str, tuple[float, float]]
+    peak: int
+    steps: int
+
+    def sum_of(self, parts: list[str]) -> tuple[float, float]:
+        wall, cpu = (sum(self.times[part][i] for part in parts) for i in range(2))
+        return wall, cpu
+
+
+def _run(command: list[str]) -> _Run:
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *rows, (_, peak, steps) = [line.split() for line in done.stdout.splitlines()]
+    times = {part: (float(wall), float(cpu)) for part, wall, cpu in rows}
+    return _Run(times, int(peak), int(steps))
+
+
+def _speed(records: int, times: list[tuple[float, float]]) -> str:
+    wall, cpu = (sorted(time[i] for time in times) for i in range(2))
+    middle = statistics.median(wall)
     return (
-        f"{records / wall / 1e6:6.1f} M records/s wall, {records / cpu / 1e6:6.1f} M/s a core "
-        f"({wall / records * 1e9:5.1f} ns a record)"
+        f"{records / middle / 1e6:6.1f} M records/s wall "
+        f"({records / wall[-1] / 1e6:.1f} to {records / wall[0] / 1e6:.1f}), "
+        f"{records / statistics.median(cpu) / 1e6:6.1f} M/s a core "
+        f"({middle / records * 1e9:5.1f} ns a record)"
     )
 
 

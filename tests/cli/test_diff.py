@@ -40,6 +40,7 @@ def test_a_gate_that_trips_exits_with_4_and_names_the_layer(base: Path, slow: Pa
     done = megatrace("diff", base, slow, "--fail-on", "2%")
     assert done.returncode == 4
     assert "error: slower by more than 2 %: layer 1 of decode: +" in done.stderr
+    assert "math data (+" in done.stderr
     assert "layer 0" not in done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import subprocess
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def test_a_trace_is_one_step_and_says_so(recorded: Path, tmp_path: Path, name: s
     assert "left out: 39 of 40 steps" in done.stderr
     raw = output.read_bytes()
     assert (gzip.decompress(raw) if name.endswith(".gz") else raw)[:1] == b"\x0a"
+
+
+@pytest.mark.parametrize("name", ["run.pftrace.gz", "run.csv", "run.parquet"])
+def test_what_was_written_is_one_json_document(recorded: Path, tmp_path: Path, name: str) -> None:
+    output = tmp_path / name
+    done = export(recorded, output, "--json", "--budget", "2000", "--all")
+    body = json.loads(done.stdout)
+    assert (body["schema"], body["version"]) == ("megatrace.export", 1)
+    assert body["path"] == str(output)
+    assert body["size_bytes"] == output.stat().st_size
+    assert body["format"] == {"gz": "perfetto"}.get(name.rpartition(".")[2], output.suffix[1:])
+    assert (body["loss"], body["complete"]) == ("nothing lost", True)
+    assert any("budget of 2,000" in phrase for phrase in body["left_out"])
+    assert done.stderr.startswith(f"megatrace: wrote {output}: ")
+    if output.suffix == ".csv":
+        with output.open(newline="") as file:
+            assert body["rows"] == len(list(csv.DictReader(file)))
 
 
 def test_all_steps_are_more_than_one(recorded: Path, tmp_path: Path) -> None:

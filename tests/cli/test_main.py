@@ -45,6 +45,13 @@ def test_every_verb_has_help(verb: str) -> None:
     assert done.stdout.startswith(f"Usage: megatrace {verb}")
 
 
+@pytest.mark.parametrize("verb", [*VERBS, "bench gsm8k"])
+def test_every_verb_says_it_as_json_too(verb: str) -> None:
+    """``bench`` is a group, and the one word of ``include-dir`` is data as it is."""
+    offers = "--json " in megatrace(*verb.split(), "--help").stdout
+    assert offers == (verb not in ("bench", "include-dir"))
+
+
 def test_no_verb_at_all_is_2_and_prints_the_help_plainly() -> None:
     done = megatrace()
     assert done.returncode == 2

@@ -112,7 +112,7 @@ def test_the_text_is_short_and_says_what_it_leaves_out() -> None:
     ("options", "cause", "hint"),
     [
         (["nope"], "no table 'nope'", "one of stall_classes"),
-        (["floor"], "needs bytes", "views.floor"),
+        (["launch_times", "--bandwidth", "4TB/s"], "for the table floor", "leave it out"),
         (["step_times", "--layer", 1], "has no column layer", "leave out --layer"),
         (["launch_times", "--step", 1, "--steps", "1:2"], "exclude each other", "one of them"),
         (["--format", "csv"], "the list of tables is no csv", "NAME"),

@@ -122,7 +122,9 @@ class FakeRank:
             self.next_line += 1
 
 
-def make_ring(session: Path, rank: int, *, blocks: int, lines: int, layers: int) -> RingFile:
+def make_ring(
+    session: Path, rank: int, *, blocks: int, lines: int, layers: int, name: str = ""
+) -> RingFile:
     """The ring of ``rank`` in ``session``, with its table and roles."""
     spec = RingSpec(
         rank=rank,
@@ -140,7 +142,7 @@ def make_ring(session: Path, rank: int, *, blocks: int, lines: int, layers: int)
             "process": "scheduler",
         },
     )
-    return RingFile.create(session / f"rank{rank}.ring", spec)
+    return RingFile.create(session / f"{name or f'rank{rank}'}.ring", spec)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,6 +156,7 @@ def run(options: argparse.Namespace) -> int:
         blocks=options.blocks,
         lines=options.lines,
         layers=options.layers,
+        name=options.name,
     )
     fake = FakeRank(ring, options.stalls)
     if options.fact:
@@ -215,6 +218,7 @@ def parser() -> argparse.ArgumentParser:
     """Options of this program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--name", default="", help="of the ring file; default rank<rank>")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--step-us", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=4)

@@ -317,24 +317,6 @@ def test_a_damaged_ring_is_refused_and_said(tmp_path: Path) -> None:
     assert "bad.ring" in done.stderr
 
 
-def test_a_second_ring_of_one_rank_is_not_mixed_in(tmp_path: Path) -> None:
-    program = f"""
-import os, sys, pathlib
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.collect.fake_rank import FakeRank, make_ring
-session = pathlib.Path(os.environ["MEGATRACE_SESSION"])
-first = make_ring(session, 0, blocks=1, lines=64, layers=1)
-FakeRank(first, 20).step(1, timeline=True)
-(session / "rank0.ring").rename(session / "a.ring")
-second = make_ring(session, 0, blocks=1, lines=64, layers=1)
-FakeRank(second, 20).step(1, timeline=True)
-(session / "rank0.ring").rename(session / "b.ring")
-"""
-    done = record(tmp_path / "run.mtr", PYTHON, "-c", program)
-    assert "b.ring" in done.stderr
-    assert "rank 0 has another ring" in done.stderr
-
-
 def test_steps_every_and_burst_reach_the_agent(tmp_path: Path) -> None:
     output = tmp_path / "run.mtr"
     obey = (*FAKE_RANK, "--obey", "--wait-control", "--steps", "40", "--step-us", "100")

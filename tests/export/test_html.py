@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from megatrace.analysis import decode, summarise, views
+from megatrace.analysis.traffic import Bandwidth
 from megatrace.analysis.windows import windows
 from megatrace.capture.reader import Capture, open_capture
 from megatrace.export.html import export_html, page_of
@@ -24,6 +25,7 @@ from megatrace.export.html_page import to_html
 from megatrace.export.html_tables import CLASSES, PageTables, gather
 from megatrace.export.output import OutputError
 from tests.build import MS, Build, Launch, Rec, demo, point, stall, write
+from tests.said import with_floor
 
 ROOT = Path(__file__).resolve().parents[2]
 MUSE = ROOT / "tests/muse/h200.mtr"
@@ -117,6 +119,19 @@ def test_every_class_has_a_name_and_a_colour_in_both_themes() -> None:
         declared = f"--{'before' if name == 'before_start' else name}:"
         assert declared in light
         assert declared in dark
+
+
+def test_the_floor_has_a_bar_a_layer_or_says_why_it_has_none(tmp_path: Path, muse: str) -> None:
+    text = page(with_floor(tmp_path / "floor.mtr"), tmp_path)
+    (figure,) = figures_in(text)["floor"]
+    assert figure["data"][0]["x"] == [0, 1, 2]
+    assert all(30 < share < 100 for share in figure["data"][0]["y"])
+    assert "At 4.20 TB/s, measured by the program that was recorded" in text
+    assert "floor" not in figures_in(muse)
+    assert "the program did not say what a launch must read" in outside_scripts(muse)
+    half = page(tmp_path / "floor.mtr", tmp_path, bandwidth=Bandwidth(2.1e12))
+    again = figures_in(half)["floor"][0]["data"][0]["y"]
+    assert again == pytest.approx([2 * share for share in figure["data"][0]["y"]], rel=1e-3)
 
 
 def test_the_matrix_says_which_block_came_last(tmp_path: Path) -> None:

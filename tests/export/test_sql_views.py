@@ -19,6 +19,7 @@ from megatrace.export import PerfettoOptions, export_perfetto
 from megatrace.export.select import Steps
 from megatrace.export.viewer import sql_package, sql_text
 from megatrace.schema import Cause, Event, EventTable, Kind
+from megatrace.schema.processes import number_of
 from tests.export.trace_processor import OpenTrace
 from tests.export.traces import EPOCH_NS, Builder, assemble, small_trace
 from tests.house.tree import ROOT
@@ -98,6 +99,28 @@ def test_of_other_ranks_all_but_the_times_on_their_own_clock_agree(
     table = shown.table(name)
     columns = [column for column in table if column not in OWN_CLOCK]
     assert shown.view(name, columns) == rows_of(table[columns])
+
+
+def test_a_second_process_of_a_rank_has_its_own_number_in_views_as_in_tables(
+    tmp_path: Path,
+) -> None:
+    trace, second = small_trace(ranks=2), {0: 0, 1: number_of(0, 2)}
+    frames = {
+        name: frame.assign(rank=frame["rank"].map(second).astype("uint16"))
+        for name in ("launches", "records", "host")
+        if len(frame := getattr(trace, name))
+    }
+    numbered = {
+        name: {second[rank]: value for rank, value in getattr(trace, name).items()}
+        for name in ("clock", "tables", "devices")
+    }
+    shown = both(replace(trace, **frames, **numbered), tmp_path / "two.pftrace")
+    for name in VIEWS:
+        table = shown.table(name)
+        columns = [column for column in table if column not in OWN_CLOCK]
+        assert shown.view(name, columns) == rows_of(table[columns]), name
+    gpus = shown.opened.rows("select name as c0 from track where name glob 'rank*GPU*'")
+    assert set(gpus) == {("rank 0 GPU",), ("rank 0#2 GPU",)}
 
 
 def test_a_launch_that_lost_its_end_is_told_as_the_tables_tell_it(tmp_path: Path) -> None:

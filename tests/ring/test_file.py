@@ -16,7 +16,6 @@ from megatrace.ring.control import read_ack, read_control
 from megatrace.ring.drain import CounterReader, HostReader, LineReader
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.schema.layout import META_OFFSET, RING_HEADER
-from tests.ring.mounts import small_tmpfs
 from tests.ring.processes import python
 
 MakeRing = Callable[..., RingFile]
@@ -124,17 +123,6 @@ def test_a_forked_child_does_not_keep_its_parents_ring_alive(tmp_path: Path) -> 
         owner.kill()
         owner.wait()
         assert not seen.owner_alive()
-
-
-def test_a_full_file_system_is_an_error_before_anything_is_mapped(tmp_path: Path) -> None:
-    with small_tmpfs(tmp_path / "shm", 1 << 20) as folder:
-        path = folder / "rank0.ring"
-        with pytest.raises(RingError, match=r"needs 2\..* MiB, its file system has") as caught:
-            RingFile.create(path, replace(SMALL, lines=8192))
-        assert "--shm-size" in caught.value.hint
-        assert not path.exists()
-        with RingFile.create(path, replace(SMALL, lines=256)) as ring:
-            ring.lines[:] = 1
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620])

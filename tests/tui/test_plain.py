@@ -49,7 +49,7 @@ def test_an_incomplete_capture_is_3_only_if_strict_and_says_so_always(tmp_path: 
 
 
 def test_no_recording_is_one_error_with_a_next_step() -> None:
-    for words in ([], ["--once"], ["--jsonl"], ["no-such-session"]):
+    for words in ([], ["--once"], ["--json"], ["--jsonl"], ["no-such-session"]):
         done = megatrace("live", *words)
         assert done.returncode == 1
         assert done.stdout == ""
@@ -68,6 +68,11 @@ def test_a_live_session_in_a_pipe_is_one_plain_table(tmp_path: Path) -> None:
         assert "\x1b" not in done.stdout
         assert "1 step in 5" in done.stdout
         assert "note: cpu" in done.stdout
+        body = json.loads(megatrace("live", "--json").stdout)
+        assert (body["schema"], body["version"]) == ("megatrace.live", 1)
+        assert body["state"] == "live"
+        assert {row["layer"] for row in body["layers"]} == {0, 1, 2, 3}
+    assert megatrace("live", "--json", "--jsonl").returncode == 2
 
 
 def test_a_stream_of_json_ends_with_the_recording(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@
 CREATE OR REPLACE PERFETTO TABLE megatrace_gpu_track (
   -- The track.
   track_id JOINID(track.id),
-  -- Rank of the GPU.
+  -- Rank of the GPU; + 256 for each process of that rank before this one.
   rank LONG,
   -- Whether its times are of the host build, which says nothing about a GPU.
   is_cpu BOOL
 ) AS
 SELECT
   id AS track_id,
-  cast(substr(name, 6) AS INT) AS rank,
+  cast(substr(name, 6) AS INT)
+  + iif(name GLOB 'rank *#*', 256 * (cast(substr(name, instr(name, '#') + 1) AS INT) - 1), 0)
+    AS rank,
   name GLOB '*device=cpu*' AS is_cpu
 FROM track
 WHERE

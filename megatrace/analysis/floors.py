@@ -1,0 +1,71 @@
+"""Which part of the floor each layer reaches, over a whole capture; or why that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from megatrace.analysis.columns import FLOOR
+from megatrace.analysis.report import FloorRow, Floors
+from megatrace.analysis.trace import Trace
+from megatrace.analysis.traffic import Bandwidth, Traffic, floor
+from megatrace.analysis.windows import windows
+from megatrace.capture.reader import Capture
+
+CPU = "cpu: times of the host build get no verdict"
+NO_LAUNCH = "no launch of such a kernel is whole and counts its experts"
+
+
+def floors_of(capture: Capture, bandwidth: Bandwidth | None = None) -> Floors:
+    """Read a capture for it, step by step where it is large; not at all where it says no bytes."""
+    traffic = Traffic.of(capture, bandwidth)
+    if why := why_not(capture, traffic):
+        return floors([], traffic, why)
+    return floors((floor(trace, traffic) for trace in windows(capture)), traffic)
+
+
+def why_not(capture: Capture, traffic: Traffic) -> str:
+    """Why no launch of ``capture`` can have a fraction, before any is read; "" if some may."""
+    devices = {facts.device for facts in capture.rings.values() if facts.traced}
+    return CPU if devices == {0} else traffic.why_not
+
+
+def floors(parts: Iterable[pd.DataFrame], traffic: Traffic, why: str = "") -> Floors:
+    """Sum up frames of ``FLOOR``."""
+    kept = [part[part["fraction"] >= 0].astype({"kernel": object}) for part in parts]
+    frame = pd.concat(kept, ignore_index=True) if kept else FLOOR.empty()
+    rate = traffic.bandwidth
+    groups: Any = frame.groupby(["kernel", "layer"], observed=True, sort=True)
+    rows = tuple(_row(str(kernel), int(layer), of) for (kernel, layer), of in groups)
+    total = float(frame["dur_ns"].sum())
+    return Floors(
+        rows=rows,
+        fraction=float(frame["floor_ns"].sum()) / total if total else float("nan"),
+        bandwidth_bytes_per_s=rate.bytes_per_s if rate else 0.0,
+        bandwidth_from=rate.origin if rate else "",
+        left_out=traffic.left_out,
+        why_not="" if rows else why or NO_LAUNCH,
+    )
+
+
+def _row(kernel: str, layer: int, of: pd.DataFrame) -> FloorRow:
+    experts = of["distinct_experts"].to_numpy()
+    return FloorRow(
+        kernel=kernel,
+        layer=layer,
+        launches=len(of),
+        experts=float(np.mean(experts)) if (experts >= 0).all() else -1.0,
+        bytes=float(of["bytes"].mean()),
+        floor_us=float(of["floor_ns"].median()) / 1e3,
+        median_us=float(of["dur_ns"].median()) / 1e3,
+        fraction=float(of["fraction"].median()),
+    )
+
+
+def by_rank_and_step(trace: Trace, traffic: Traffic) -> pd.DataFrame:
+    """Launches that have a fraction: rank, step, kernel, layer, fraction."""
+    found = floor(trace, traffic)
+    return found.loc[found["fraction"] >= 0, ["rank", "step", "kernel", "layer", "fraction"]]

@@ -1,0 +1,48 @@
+"""The counters of one ring, added up by role: small enough to keep when the ring has gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrace.schema.layout import CAUSE_SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSums:
+    """Since the ring was made; roles in the order of the warps.
+
+    Attributes:
+        roles: their names.
+        cycles: stalled, u8 ``(layers, roles, causes)``; ``count`` how often.
+        block_cycles: ``cycles`` by block, ``(blocks, roles, causes)``.
+    """
+
+    roles: tuple[str, ...]
+    cycles: NDArray[np.uint64]
+    count: NDArray[np.uint64]
+    block_cycles: NDArray[np.uint64]
+
+
+def role_sums(counters: NDArray[Any], header: Any, role_of_warp: Sequence[str]) -> RoleSums:
+    """The sums of COUNTERS ``(layers, rings)`` of a ring with ``header``."""
+    blocks, warps, layers = (int(header[name]) for name in ("blocks", "warps", "layers"))
+    roles = tuple(dict.fromkeys(role_of_warp))
+    now = counters.reshape(layers, blocks, warps)
+    sums = RoleSums(
+        roles,
+        np.zeros((layers, len(roles), CAUSE_SLOTS), np.uint64),
+        np.zeros((layers, len(roles), CAUSE_SLOTS), np.uint64),
+        np.zeros((blocks, len(roles), CAUSE_SLOTS), np.uint64),
+    )
+    for at, name in enumerate(roles):
+        of_role = [warp for warp, role in enumerate(role_of_warp) if role == name]
+        mine = now[:, :, of_role]
+        sums.cycles[:, at] = mine["cycles"].sum(axis=(1, 2), dtype=np.uint64)
+        sums.count[:, at] = mine["count"].sum(axis=(1, 2), dtype=np.uint64)
+        sums.block_cycles[:, at] = mine["cycles"].sum(axis=(0, 2), dtype=np.uint64)
+    return sums

@@ -1,0 +1,62 @@
+"""Several processes of one rank in one session: one number for both, one text in every view.
+
+A rank restarts, a warm-up process runs before it, a test suite starts it anew each time:
+each such process has a ring, launches, steps and a clock of its own. Wherever a ``rank``
+is a number (captures, tables, SQL) it is both of them, so that whatever was grouped or
+joined by it stays right::
+
+    number = PROCESSES_APART * (process - 1) + rank       process counts from 1
+
+and wherever it is a text it is ``0`` for the first process of rank 0, ``0#2`` for the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+PROCESSES_APART = 256
+MAX_RANK = PROCESSES_APART - 1
+MAX_PROCESSES = 256
+"""Of one rank: numbers are u2 in a capture."""
+
+
+def number_of(rank: int, process: int) -> int:
+    """The number of the ``process``-th process of ``rank``."""
+    return PROCESSES_APART * (process - 1) + rank
+
+
+def rank_of(number: int) -> int:
+    """The rank in ``number``."""
+    return number % PROCESSES_APART
+
+
+def process_of(number: int) -> int:
+    """Which of its rank's processes ``number`` is, from 1."""
+    return number // PROCESSES_APART + 1
+
+
+def rank_text(number: int) -> str:
+    """``0``, or ``0#2`` for a second process of rank 0."""
+    process = process_of(number)
+    return str(rank_of(number)) + (f"#{process}" if process > 1 else "")
+
+
+def count_text(numbers: Iterable[int]) -> str:
+    """``2 ranks``, or ``1 rank in 3 processes``."""
+    numbers = set(numbers)
+    ranks = len({rank_of(number) for number in numbers})
+    text = "1 rank" if ranks == 1 else f"{ranks:,} ranks"
+    return f"{text} in {len(numbers):,} processes" if len(numbers) > ranks else text
+
+
+def parse_rank(text: str) -> int:
+    """The number of ``0`` or ``0#2``; a plain number is taken as it is. Raises ValueError."""
+    rank, mark, process = text.partition("#")
+    parts = [rank, process] if mark else [rank]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ValueError(f"{text!r} is no rank")
+    if not mark:
+        return int(rank)
+    if int(rank) > MAX_RANK or not 1 <= int(process) <= MAX_PROCESSES:
+        raise ValueError(f"{text!r} is no rank")
+    return number_of(int(rank), int(process))
