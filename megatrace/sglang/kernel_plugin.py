@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from megatrace.sglang.attach import Hook, attach
 from megatrace.sglang.guard import reason
@@ -38,7 +37,7 @@ def register() -> None:
     spec.register(architecture=ARCHITECTURE, path=SPEC)
     arguments = scheduler_arguments()
     if arguments is not None and getattr(arguments, "enable_nvidia_megakernel", False):
-        _hook(arguments)
+        _hook()
 
 
 def _others() -> list[EntryPoint]:
@@ -55,15 +54,17 @@ def _call(point: EntryPoint) -> None:
         _LOG.error("megatrace: the megakernel plugin %s failed: %s", point.value, reason(error))
 
 
-def _hook(arguments: Any) -> None:
-    from megatrace.sglang import muse_model, weights
+def _hook() -> None:
+    from megatrace.sglang import muse_model, one_copy, weights
 
     hooks = [
         Hook(muse_model.BF16_LOADED, "around", muse_model.keep_bf16),
+        # Whatever --quantization says: a checkpoint may say for itself that it is NVFP4.
+        Hook(muse_model.NVFP4_LOADED, "around", muse_model.keep_nvfp4),
         Hook(weights.BEGIN, "around", weights.around_begin),
     ]
-    if getattr(arguments, "quantization", None):
-        hooks.append(Hook(muse_model.NVFP4_LOADED, "around", muse_model.keep_nvfp4))
+    if one_copy.wanted():
+        hooks += [Hook(name, "around", one_copy.around_forward) for name in one_copy.FORWARDS]
     missed = attach(hooks).missed
     if missed:
         raise RuntimeError(f"this SGLang lacks what the megakernel hooks: {missed}")

@@ -24,10 +24,11 @@ from megatrace.muse.events import MUSE, ROLES
 from megatrace.muse.layout import TARGET_LAYOUT
 from megatrace.muse.memory import GB, packed_bytes
 from megatrace.muse.pack import PackedLayer, pack_all
-from megatrace.muse.plan import ExpertKind
+from megatrace.muse.plan import CacheKind, ExpertKind, launch_bytes
 from megatrace.muse.program import KERNELS, Build, Level, block_count
 from megatrace.paths import SESSION_ENV
-from megatrace.sglang import muse_model
+from megatrace.schema.traffic import LAUNCH_BYTES
+from megatrace.sglang import muse_model, one_copy
 
 _LOG = logging.getLogger("megatrace.sglang")
 _LINES, _LINES_A_LAYER = 256, 8
@@ -42,9 +43,14 @@ class MuseMegakernel:
 
     draft_sampler = None
 
-    def __init__(self, model: Any, sizes: MuseConfig, widths: tuple[int, ...]) -> None:
-        """Pack the weights of ``model`` and build the kernels; raises MegatraceError."""
-        self.widths = widths
+    def __init__(
+        self, model: Any, sizes: MuseConfig, widths: tuple[int, ...], cache: CacheKind
+    ) -> None:
+        """Pack the weights of ``model`` and build the kernels; raises MegatraceError.
+
+        ``cache`` is what the pools will hold, which are made later.
+        """
+        self.widths, self._cache = widths, cache
         self.enabled = True
         """Off: plan() leaves every step to SGLang's own forward. Graphs keep what they have."""
         self._model, self._sizes, self._rank = model, sizes, sizes.shard(0, 1)
@@ -56,17 +62,17 @@ class MuseMegakernel:
         """The kernels' build from the next step on: the session's, or ``off`` to leave it out."""
         kinds: list[ExpertKind] = [muse_model.expert_kind(layer) for layer in self._text.layers]
         _LOG.info(
-            "megatrace: packing the weights for the megakernel takes %.2f GB; embedding, rotary "
-            "tables and KV pools are SGLang's own",
+            "megatrace: packing the weights for the megakernel takes %.2f GB beside SGLang's own, "
+            "which prefills and batches need; embedding and head (%.2f GB), rotary tables and KV "
+            "pools are shared",
             packed_bytes(sizes, self._rank, kinds) / GB,
+            (weight.nbytes + model.lm_head.weight.nbytes) / GB,
         )
         self._blocks = block_count(self._build_of(kinds[0], self.level))
-        self._trace = None if self.level == "off" else self._start_agent(len(kinds))
+        self._trace = None if self.level == "off" else self._start_agent(kinds)
         for kind in sorted(set(kinds)):
             self._build_of(kind, self.level).library()
-        self._packed: list[PackedLayer] = pack_all(
-            map(muse_model.take_layer, self._text.layers), sizes, TARGET_LAYOUT[self._target]
-        )
+        self._packed = self._pack()
         self._over: tuple[Engine, SlotTables] | None = None
         self._decoders: dict[Level, Decoder] = {}
 
@@ -78,7 +84,7 @@ class MuseMegakernel:
         sizes = muse_model.config_of(hf_config)
         widths = tuple(w for w in context.widths if w == context.tokens_per_request)
         try:
-            return cls(model, sizes, widths)
+            return cls(model, sizes, widths, muse_model.served_cache())
         except MegatraceError as error:
             raise RuntimeError(f"{error}\n{error.hint}") from error
 
@@ -87,8 +93,8 @@ class MuseMegakernel:
         kinds = "+".join(sorted({layer.kind for layer in self._packed}))
         size = sum(layer.bytes for layer in self._packed)
         return (
-            f"{len(self._packed)} layers, {kinds} experts, {self._target}, tracer {self.level}, "
-            f"weights packed in {size / GB:.2f} GB"
+            f"{len(self._packed)} layers, {kinds} experts, {self._cache} keys and values, "
+            f"{self._target}, tracer {self.level}, weights packed in {size / GB:.2f} GB"
         )
 
     def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any | None:
@@ -130,6 +136,21 @@ class MuseMegakernel:
         taps = None if decoder.tapped is None else decoder.tapped[: step.rows].clone()
         model = self._model
         return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch, taps)
+
+    def _pack(self) -> list[PackedLayer]:
+        """All layers; where one copy is wanted, SGLang's experts are given up one by one."""
+        fp4, layers = TARGET_LAYOUT[self._target], self._text.layers
+        if not one_copy.wanted():
+            return pack_all(map(muse_model.take_layer, layers), self._sizes, fp4)
+        places = one_copy.Places(self._sizes, fp4, [layer.mlp.experts for layer in layers])
+        packed = pack_all(map(muse_model.take_layer, layers), self._sizes, fp4, places.give_up)
+        _LOG.info(
+            "megatrace: SGLang's own experts are given up (%s=1), which saves %.3f GB: its "
+            "forward unpacks them from the megakernel's, a layer at a time",
+            one_copy.ENV,
+            places.saved / GB,
+        )
+        return packed
 
     def _decoder_over(self, pool: Any) -> Decoder:
         """The decoder of ``level``, made with the first step of it; all share one engine."""
@@ -177,8 +198,9 @@ class MuseMegakernel:
         )
         return engine, tables
 
-    def _start_agent(self, layers: int) -> TraceParams | None:
+    def _start_agent(self, kinds: list[ExpertKind]) -> TraceParams | None:
         """Rings for the kernels under ``megatrace record``; what the tracer takes."""
+        layers = len(kinds)
         lines = max(_LINES, 1 << (_LINES_A_LAYER * layers - 1).bit_length())
         agent = KernelAgent.start(
             MUSE,
@@ -191,11 +213,13 @@ class MuseMegakernel:
         if isinstance(agent, IdleAgent):
             self.level = "off"
             return None
+        agent.fact(LAUNCH_BYTES, launch_bytes(self._sizes, self._rank, kinds).to_fact())
         atexit.register(agent.close)
         return agent.params
 
     def _build_of(self, kind: ExpertKind, level: Level) -> Build:
-        return Build(self._target, kind, level, native=self._target == "sm_103a")
+        native = self._target == "sm_103a"
+        return Build(self._target, kind, level, native=native, cache=self._cache)
 
 
 def _sglang_cache() -> str:

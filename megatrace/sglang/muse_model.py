@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from megatrace.errors import UsageError
 from megatrace.muse.config import MuseConfig
-from megatrace.muse.plan import ExpertKind
+from megatrace.muse.plan import CacheKind, ExpertKind
 from megatrace.muse.tensors import Experts, LayerTensors
 
 NVFP4_LOADED = (
@@ -23,6 +23,9 @@ NVFP4_LOADED = (
 BF16_LOADED = (
     "sglang.srt.layers.muse_spark.muse_spark_bf16_moe.MuseSpark1xBf16Experts.prepare_trtllm_weights"
 )
+
+CACHES: dict[str, CacheKind] = {"bf16": "bf16", "bfloat16": "bf16", "fp8_e4m3": "e4m3"}
+"""What SGLang calls the caches that are covered. It scales none of this model's."""
 
 _kept: WeakKeyDictionary[Any, Experts] = WeakKeyDictionary()
 """Module of a layer's experts -> its weights as they were loaded."""
@@ -37,6 +40,24 @@ def config_of(hf_config: Any) -> MuseConfig:
     """The sizes of a served model; raises UsageError where the megakernel does not cover it."""
     text: Mapping[str, Any] = hf_config.text_config.to_dict()
     return MuseConfig.from_dict(text)
+
+
+def served_cache() -> CacheKind:
+    """How this server stores keys and values; raises UsageError where that is not covered."""
+    from sglang.srt.runtime_context import get_model
+
+    name = get_model().kv_cache_dtype
+    if name not in CACHES:
+        raise UsageError(uncovered_cache(name))
+    return CACHES[name]
+
+
+def uncovered_cache(name: str) -> str:
+    """Why keys and values in SGLang's ``name`` are refused."""
+    return (
+        f"keys and values in {name}: the kernel reads and writes fp8_e4m3, this model's default, "
+        "and bf16, --kv-cache-dtype fp8_e4m3"
+    )
 
 
 def uncovered_layers(model: Any) -> list[str]:

@@ -17,8 +17,8 @@ from sglang.kernels.plugin_kernels.nvidia.spec import (
 
 from megatrace.errors import UsageError
 from megatrace.muse.config import MAX_ROWS
-from megatrace.muse.memory import Memory, kv_bytes, packed_bytes, shortage
-from megatrace.sglang import muse_model
+from megatrace.muse.memory import GB, Memory, kv_bytes, packed_bytes, shortage
+from megatrace.sglang import muse_model, one_copy
 from megatrace.sglang.megakernel import MuseMegakernel
 
 _API_VERSION = 1
@@ -26,8 +26,6 @@ _LEAST_TOKENS = 16_384
 """Keys a server must have room for, unless its context or its own limit is shorter."""
 _CHAINS = (None, "DFLASH")
 """Speculative algorithms whose drafts are one chain of tokens."""
-_CACHES = ("bf16", "bfloat16")
-"""What SGLang calls a cache of bf16."""
 
 
 def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
@@ -46,12 +44,9 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         )
     elif (getattr(cfg, "speculative_eagle_topk", None) or 1) > 1:
         reasons.append("a tree of tokens to verify: only chains are covered (top-k 1)")
-    if cfg.kv_cache_dtype not in _CACHES:
+    if cfg.kv_cache_dtype not in muse_model.CACHES:
         # Not as a requirement of the contract: that does not say what to do about it.
-        reasons.append(
-            f"keys and values in {cfg.kv_cache_dtype}, this model's default where none is given: "
-            "the kernel reads and writes bf16, --kv-cache-dtype bf16"
-        )
+        reasons.append(muse_model.uncovered_cache(cfg.kv_cache_dtype))
     if getattr(cfg, "enable_unified_memory", False):
         reasons.append("--enable-unified-memory interleaves the keys of layers")
     try:
@@ -77,14 +72,27 @@ def model_disable_reasons(model: Any, hf_config: Any) -> list[str]:
     layers = muse_model.text_model(model).layers
     kinds = [muse_model.expert_kind(layer) for layer in layers]
     tokens, kept_free = _server_memory(sizes.positions)
+    experts = [layer.mlp.experts for layer in layers]
+    given_up = one_copy.savings(experts)
+    if one_copy.wanted():
+        reasons = sorted({why for why in map(one_copy.uncovered, experts) if why is not None})
+    if reasons:
+        return reasons
     lacking = shortage(
         packed_bytes(sizes, rank, kinds),
-        muse_model.kept_bytes(),
-        kv_bytes(sizes, rank, tokens),
+        muse_model.kept_bytes() + (given_up if one_copy.wanted() else 0),
+        kv_bytes(sizes, rank, tokens, muse_model.served_cache()),
         kept_free,
         Memory.of(layers[0].self_attn.qkv_proj.weight.device),
     )
-    return [] if lacking is None else [lacking]
+    if lacking is None:
+        return []
+    if not one_copy.wanted() and not any(map(one_copy.uncovered, experts)):
+        lacking += (
+            f"; {one_copy.ENV}=1 saves {given_up / GB:.2f} GB where one request at a time is "
+            "served: prefills, and steps of several requests, take longer with it"
+        )
+    return [lacking]
 
 
 def _server_memory(positions: int) -> tuple[int, float]:

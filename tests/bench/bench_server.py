@@ -1,7 +1,9 @@
 """The megakernel against SGLang's own forward, both inside one running server.
 
-    python -m tests.bench.bench_server [--model-path DIR --draft-path DIR] [--rounds 3] [--json]
-                                       [-- MORE SERVER ARGUMENTS]
+    python -m tests.bench.make_slice /dev/shm/slice --experts nvfp4
+    python -m tests.bench.bench_server --model-path /dev/shm/slice/target \
+        --draft-path /dev/shm/slice/draft [--rounds 3] [-o figures.json] [--json] \
+        [-- --speculative-draft-load-format dummy MORE SERVER ARGUMENTS]
 
 One server under ``megatrace record`` holds three graphs of every verify (a plugin of this bench
 captures each shape once a path, see site/megatrace_bench_switch.py): SGLang's own forward, the
@@ -14,8 +16,10 @@ back (ABBA), and the traced one is recorded in three ways that the control page 
 
 as medians over the rounds with their range; how much faster than SGLang's own it is and what it
 costs over the untraced kernel, paired round by round; and the first visit of each against its
-second (A/A). Before that every path runs on the very inputs of the same verifies, and their
-logits are compared.
+second (A/A). Before that every path runs on the very inputs of the same verifies: their logits
+are compared, and the experts that a layer's rows hit are counted, which its time follows.
+
+``--out`` is written anew after every visit: time on a GPU may end before the last round.
 
 A random draft is never right: ``--accept`` is the accept length that SGLang pretends. Without
 a GPU it serves a tiny model on the CPU, without graphs: that shows that it works, no figures.
@@ -53,7 +57,8 @@ EXAMPLE = ROOT / "examples" / "02_record_sglang" / "run.py"
 SITE = Path(__file__).parent / "site"
 PATHS = ("sglang", "untraced", "traced")
 RUN, SPANS, COMPARE = range(3)
-SETTLE_S = 5.0
+SETTLE_S, STOP_S, TELL_S = 5.0, 30.0, 20.0
+BEGIN = time.monotonic()
 PROMPT = "A megakernel runs a whole layer as one launch, and nobody sees what is inside of it."
 
 
@@ -138,6 +143,7 @@ class Bench:
 
     def visit(self, variant: Variant, tokens: int, warm: int) -> Visit:
         """One request for the wall, one for the spans."""
+        begin = time.monotonic()
         self.wish(variant)
         self.switch(variant.path)
         self.ask(warm)
@@ -152,24 +158,41 @@ class Bench:
         spans = [line["us"] for line in lines if line["path"] == PATHS[variant.path]]
         if len(spans) < 3 or len(spans) < len(lines):
             raise SystemExit(f"{variant.name}: {len(spans)} of {len(lines)} verifies were its own")
-        return Visit(
-            statistics.median(spans[1:]), 1e6 * dur_s / steps, meta["completion_tokens"] / dur_s
+        span_us, step_us = statistics.median(spans[1:]), 1e6 * dur_s / steps
+        visit = Visit(span_us, step_us, meta["completion_tokens"] / dur_s)
+        say(
+            f"{variant.name}: span {span_us:.0f} us, step {step_us:.0f} us, "
+            f"{visit.tokens_per_s:.0f} tokens/s; took {time.monotonic() - begin:.1f} s"
         )
+        return visit
 
     def compare(self, tokens: int) -> dict[str, Any]:
-        """Every path on the inputs of the same verifies."""
+        """Every path on the inputs of the same verifies, and the experts these hit."""
         self.seen()
         self.switch(0, COMPARE)
         self.ask(tokens)
         self.switch(0)
-        lines = [line for line in self.seen() if line["kind"] == "compare"]
-        return {path: _agreement([x for x in lines if x["path"] == path]) for path in PATHS[1:]}
+        seen = self.seen()
+        lines = [line for line in seen if line["kind"] == "compare"]
+        hits = [hit for line in seen if line["kind"] == "experts" for hit in line["distinct"]]
+        return {
+            "answers": {p: _agreement([x for x in lines if x["path"] == p]) for p in PATHS[1:]},
+            "experts": {
+                "mean": statistics.fmean(hits),
+                "layers_by_distinct": {str(n): hits.count(n) for n in sorted(set(hits))},
+            },
+        }
 
     @staticmethod
     def _granted(ring: Path, variant: Variant) -> bool:
         with contextlib.suppress(RingError), RingFile.attach(ring) as attached:
             return variant.granted(read_control(attached))
         return False
+
+
+def say(line: str) -> None:
+    """Progress, with the seconds since the bench began."""
+    print(f"[{time.monotonic() - BEGIN:.0f} s] {line}", file=sys.stderr, flush=True)
 
 
 def _agreement(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -194,19 +217,23 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def measure(bench: Bench, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All figures, anew after each of ``--rounds`` rounds."""
-    variants = options.variants
+    """All figures, anew after each visit of each round; no round begins after ``--measure-s``."""
+    variants, until = options.variants, time.monotonic() + options.measure_s
     for variant in variants:
         bench.visit(variant, options.tokens, options.warm)
-    answers = bench.compare(options.compare)
+    compared = bench.compare(options.compare)
     rounds: list[dict[str, tuple[Visit, Visit]]] = []
-    for number in range(options.rounds):
+    yield {"rounds": 0, **compared, "figures": {}}
+    while len(rounds) < options.rounds and time.monotonic() < until:
         visits: dict[str, list[Visit]] = {v.name: [] for v in variants}
         for variant in (*variants, *reversed(variants)):
             visits[variant.name].append(bench.visit(variant, options.tokens, options.warm))
+            begun = {name: [asdict(v) for v in done] for name, done in visits.items()}
+            known = figures(rounds) if rounds else {}
+            yield {"rounds": len(rounds), **compared, "figures": known, "begun": begun}
         rounds.append({name: (pair[0], pair[1]) for name, pair in visits.items()})
-        print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
-        yield {"rounds": len(rounds), "answers": answers, "figures": figures(rounds)}
+        say(f"round {len(rounds)} of {options.rounds}")
+        yield {"rounds": len(rounds), **compared, "figures": figures(rounds)}
 
 
 def figures(rounds: Sequence[dict[str, tuple[Visit, Visit]]]) -> dict[str, Any]:
@@ -251,7 +278,17 @@ def table(body: dict[str, Any]) -> str:
             f"{a['rows']} tokens the same; relative L2 of logits {text(a['logits_l2'], '{:.1e}')}"
             + (f", of taps {text(a['taps_l2'], '{:.1e}')}" if a["taps_l2"] else "")
         )
-    lines.append("faster: SGLang's own over this; cost: this over the untraced kernel")
+    hit = body["experts"]
+    lines.append(
+        f"distinct experts that a layer's rows hit: {hit['mean']:.2f} on average; "
+        + ", ".join(f"{n}: {count}" for n, count in hit["layers_by_distinct"].items())
+    )
+    if not body["figures"]:
+        return "\n".join([*lines, "no round was whole"])
+    lines.append(
+        f"{body['rounds']} rounds; faster: SGLang's own over this; cost: this over the untraced "
+        "kernel"
+    )
     rows = [("", "span us", "step us", "tokens/s", *(w.replace("_", " ") for w in RATIOS))]
     for name, f in body["figures"].items():
         times = [text(f[k], "{:.0f}") for k in ("span_us", "step_us", "tokens_per_s")]
@@ -301,14 +338,39 @@ def served(
             stderr=log,
         )
     try:
-        begin = time.monotonic()
-        print(f"the server starts; it writes {options.log}", file=sys.stderr, flush=True)
-        example.wait_ready(port, process, options.log)
-        print(f"ready after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        say(f"the server starts; it writes {options.log}")
+        wait_ready(example, port, process, options.log)
+        say("ready")
         yield Bench(port, example.post, scratch, runtime)
+    except OSError as error:
+        raise SystemExit(f"the server answers no more: {error}\n{end_of(options.log)}") from None
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(120)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def wait_ready(example: ModuleType, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait for an answer, and tell meanwhile what the server is at."""
+    tell = time.monotonic() + TELL_S
+    while process.poll() is None:
+        try:
+            example.post(port, "/health")
+            return
+        except OSError:
+            time.sleep(0.5)
+        if time.monotonic() > tell:
+            tell += TELL_S
+            said = [x for x in end_of(log).splitlines() if x and not x.startswith("megatrace: ")]
+            say(f"waiting: {said[-1][-200:] if said else 'nothing yet'}")
+    raise SystemExit(f"the server ended with {process.returncode}\n{end_of(log)}")
+
+
+def end_of(log: Path) -> str:
+    """What a server said last."""
+    return log.read_text(errors="replace")[-4000:]
 
 
 def arguments() -> argparse.Namespace:
@@ -319,6 +381,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model-path", type=Path, help="a Muse Spark checkpoint")
     parser.add_argument("--draft-path", type=Path, help="a DFlash draft for it")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--measure-s", type=float, default=1e6, help="no new round after it")
     parser.add_argument("--tokens", type=int, default=512 if on_gpu else 24, help="of a request")
     parser.add_argument("--warm", type=int, default=64 if on_gpu else 4, help="before each visit")
     parser.add_argument(
@@ -342,6 +405,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
+    # An end in order, with what was measured, by a timeout too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     spec = importlib.util.spec_from_file_location("record_sglang", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -355,17 +420,17 @@ def main() -> int:
     ):
         about = next(line for line in bench.seen() if line["kind"] == "about")
         asked = {name: getattr(options, name) for name in ("tokens", "accept", "more")}
+        asked["variants"] = [asdict(v) for v in options.variants]
         body: dict[str, Any] = {}
-        for measured in measure(bench, options):
-            body = {
-                "about": about,
-                **asked,
-                "variants": [asdict(v) for v in options.variants],
-                **measured,
-            }
-            if options.out:
-                # Time on a GPU may end before the last round.
-                options.out.write_text(json.dumps(body, indent=1))
+        try:
+            for measured in measure(bench, options):
+                body = {"about": about, **asked, **measured}
+                if options.out:
+                    options.out.write_text(json.dumps(body, indent=1))
+        except KeyboardInterrupt:
+            say("stopped")
+    if not body:
+        raise SystemExit("stopped before anything was compared")
     print(json.dumps(body, indent=1) if options.json else table(body))
     return 0
 

@@ -15,7 +15,7 @@ TOP = 8
 TIE = 0.05
 """Natural logarithms between two tokens that the roundings of the two servers may exchange."""
 AFTER_A_TIE = 16
-_MOST_TIES = 12
+_MOST_PARTS = 12
 
 Parts = list[tuple[int, "Answer"]]
 """(place of its first token, what was said from there)."""
@@ -43,17 +43,21 @@ def ask(server: Server, prompt: list[int], tokens: int) -> Answer:
     return Answer(answer["output_ids"], [{t[1]: t[0] for t in place} for place in likely])
 
 
-def follow(server: Server, prompt: list[int], plain: Answer) -> Parts:
-    """Ask again from behind every token that differs from ``plain``, a little at a time."""
+def follow(server: Server, prompt: list[int], plain: Answer, first: int | None = None) -> Parts:
+    """Ask again from behind every token that differs from ``plain``, a little at a time.
+
+    ``first`` tokens are asked for before that, all of them unless given: what comes behind a
+    tie is of no use, and every step takes its time.
+    """
     tokens = len(plain.tokens)
-    parts = [(0, ask(server, prompt, tokens))]
+    parts = [(0, ask(server, prompt, first or tokens))]
     while True:
         begin, part = parts[-1]
         pairs = zip(part.tokens, plain.tokens[begin:], strict=False)
         done = begin + next((i + 1 for i, (a, b) in enumerate(pairs) if a != b), len(part.tokens))
         if done >= tokens:
             return parts
-        assert len(parts) < _MOST_TIES, f"{prompt}: {[begin for begin, _ in parts]}"
+        assert len(parts) < _MOST_PARTS, f"{prompt}: {[begin for begin, _ in parts]}"
         more = min(AFTER_A_TIE, tokens - done)
         parts.append((done, ask(server, [*prompt, *plain.tokens[:done]], more)))
 

@@ -27,6 +27,16 @@ def declare(folder: Path, name: str, entry_points: dict[str, str]) -> None:
     (info / "entry_points.txt").write_text("\n".join([f"[{PLUGINS}]", *lines]))
 
 
+def make_models(python: Path, folder: Path, *words: str) -> None:
+    """Tiny random checkpoints whose routers choose far from any rounding.
+
+    SGLang's CPU class rounds more often than the kernel, and a random router would turn a
+    last bit into another expert.
+    """
+    maker = [python, ENVIRONMENT / "make_models.py", folder, "--router", "decided"]
+    subprocess.run([*maker, *words], check=True)
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """SGLang's Python, the checkout's own entry points, and tiny random checkpoints."""
@@ -35,21 +45,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     declare(folder, "megatrace", project["entry-points"][PLUGINS])
     declare(folder, "megatrace_cpu_shim", {"megatrace_cpu_shim": "megatrace_cpu_shim:register"})
     models = folder / "models"
-    subprocess.run([python, ENVIRONMENT / "make_models.py", models], check=True)
+    make_models(python, models)
     path = (folder, ENVIRONMENT / "site", ROOT)
     return Environment(python, path, models / "target", models / "draft")
 
 
 @pytest.fixture(scope="session")
-def model(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The environment with a model whose tokens go to all experts.
-
-    SGLang's CPU class rounds more often than the kernel, and a random router turns a last bit
-    into another expert.
-    """
-    models = tmp_path_factory.mktemp("models")
-    words = [environment.python, ENVIRONMENT / "make_models.py", models, "--top-k", "16"]
-    subprocess.run(words, check=True)
+def nvfp4(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The environment with a model whose experts are NVFP4, but for the first and last layer's."""
+    models = tmp_path_factory.mktemp("nvfp4")
+    make_models(environment.python, models, "--experts", "nvfp4")
     return replace(environment, target=models / "target", draft=models / "draft")
 
 

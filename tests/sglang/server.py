@@ -11,11 +11,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 START_S, ANSWER_S, STOP_S = 300, 120, 40
 
 
@@ -127,6 +129,30 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def asked_meanwhile(
+    environment: Environment,
+    log: Path,
+    ask: Callable[[Server], T],
+    *,
+    draft: bool = False,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Future[T]:
+    """What ``ask`` gets out of a server that starts now, beside whatever else is started."""
+
+    def asked() -> T:
+        with serving(
+            environment, log, draft=draft, arguments=arguments, variables=variables
+        ) as server:
+            return ask(server)
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(asked)
+    finally:
+        pool.shutdown(wait=False)
 
 
 @contextlib.contextmanager

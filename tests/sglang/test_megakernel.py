@@ -1,8 +1,4 @@
-"""The megakernel's host build in a real server: its tokens, its recording, its refusals.
-
-The model has nothing to route between (every token goes to all experts): SGLang's CPU class
-rounds more often than the kernel, and a random router turns a last bit into another expert.
-"""
+"""The megakernel's host build in a real server: its tokens, its recording, its refusals."""
 
 from __future__ import annotations
 
@@ -23,8 +19,8 @@ import pytest
 
 from megatrace.analysis.trace import Trace, decode
 from megatrace.capture.reader import open_capture
-from tests.sglang.answers import TIE, Answer, Parts, apart, ask, follow, ties
-from tests.sglang.server import Environment, Server, serving
+from tests.sglang.answers import AFTER_A_TIE, TIE, Answer, Parts, apart, ask, follow, ties
+from tests.sglang.server import Environment, Server, asked_meanwhile, serving
 
 TOKENS, BLOCK, LAYERS = 64, 4, 6
 PROMPTS = (
@@ -45,8 +41,9 @@ FLAG = "--enable-nvidia-megakernel"
 class Seen:
     """What the server with the megakernel did."""
 
+    plain: list[Answer] = field(default_factory=list)
+    """Of each prompt, without the megakernel."""
     answers: list[Parts] = field(default_factory=list)
-    """Of each prompt."""
     sampled: list[int] = field(default_factory=list)
     pair: list[Any] = field(default_factory=list)
     log: str = ""
@@ -78,34 +75,39 @@ def killed_in_a_request(server: Server) -> int:
 
 
 @pytest.fixture(scope="module")
-def plain(model: Environment, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """What a server without the megakernel says."""
-    log = tmp_path_factory.mktemp("plain") / "server.log"
-    with serving(model, log, draft=True, variables=VARIABLES) as server:
-        return [ask(server, prompt, TOKENS) for prompt in PROMPTS]
+def seen(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A recorded server with the megakernel, at last killed in the middle of a request.
 
-
-@pytest.fixture(scope="module")
-def seen(model: Environment, plain: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """A recorded server with the megakernel, at last killed in the middle of a request."""
+    Beside it one without the megakernel: they start in the time of one.
+    """
     folder, seen = tmp_path_factory.mktemp("megakernel"), Seen()
     capture, log = folder / "run.mtr", folder / "server.log"
     record = [sys.executable, "-m", "megatrace", "record", "--every", str(EVERY)]
     variables = {
         **VARIABLES,
         "MEGATRACE_RUNTIME_DIR": str(folder / "runtime"),
-        "MEGATRACE_PYTHON": str(model.python),
+        "MEGATRACE_PYTHON": str(environment.python),
     }
+    plain = asked_meanwhile(
+        environment,
+        folder / "plain.log",
+        lambda server: [ask(server, prompt, TOKENS) for prompt in PROMPTS],
+        draft=True,
+        variables=VARIABLES,
+    )
     with serving(
-        model,
+        environment,
         log,
         draft=True,
         command=[*record, "-o", str(capture), "--"],
         arguments=[FLAG],
         variables=variables,
     ) as server:
-        for prompt, answer in zip(PROMPTS, plain, strict=True):
-            seen.answers.append(follow(server, prompt, answer))
+        seen.plain = plain.result()
+        for prompt, answer in zip(PROMPTS, seen.plain, strict=True):
+            # One is asked for in one piece.
+            first = AFTER_A_TIE if seen.answers else TOKENS
+            seen.answers.append(follow(server, prompt, answer, first))
         sampling = {"max_new_tokens": 8, "temperature": 1.0, "ignore_eos": True}
         body = {"input_ids": PROMPTS[1], "sampling_params": sampling}
         seen.sampled = server.post("/generate", body)[1]["output_ids"]
@@ -129,17 +131,15 @@ def test_every_rank_says_that_the_megakernel_is_active(seen: Seen) -> None:
     assert "packing the weights for the megakernel takes 0.02 GB" in seen.log
 
 
-def test_tokens_are_those_of_the_plain_server_but_for_ties(seen: Seen, plain: list[Answer]) -> None:
-    found = [t for w, parts in zip(plain, seen.answers, strict=True) for t in ties(w, parts)]
+def test_tokens_are_those_of_the_plain_server_but_for_ties(seen: Seen) -> None:
+    found = [t for w, parts in zip(seen.plain, seen.answers, strict=True) for t in ties(w, parts)]
     print("ties (place, gap of the plain server, gap here):", found)
     assert all(max(there, here) < TIE for _, there, here in found), found
     assert len(found) <= 12, found
 
 
-def test_likely_tokens_are_as_likely_as_in_the_plain_server(
-    seen: Seen, plain: list[Answer]
-) -> None:
-    gaps = [g for w, parts in zip(plain, seen.answers, strict=True) for g in apart(w, parts)]
+def test_likely_tokens_are_as_likely_as_in_the_plain_server(seen: Seen) -> None:
+    gaps = [g for w, parts in zip(seen.plain, seen.answers, strict=True) for g in apart(w, parts)]
     assert len(gaps) >= TOKENS * len(PROMPTS)
     assert max(gaps) < APART
     assert pd.Series(gaps).median() < APART / 10
@@ -195,7 +195,9 @@ def test_a_server_killed_in_a_request_leaves_a_readable_capture(seen: Seen) -> N
 RESOLVE = """
 import json, os, sys
 import sglang.srt.server_args, sglang.srt.plugins
-for name, (variables, code, words) in json.load(sys.stdin).items():
+for i, (name, (variables, code, words)) in enumerate(json.load(sys.stdin).items()):
+    if i >= 2:
+        os.wait()
     if os.fork() == 0:
         os.environ.update(variables)
         out = os.open(f"{name}.out", os.O_WRONLY | os.O_CREAT, 0o600)
@@ -210,12 +212,12 @@ for name, (variables, code, words) in json.load(sys.stdin).items():
             print("refused:", error)
         sys.stdout.flush()
         os._exit(0)
-    os.wait()
+os.wait(), os.wait()
 """
 KEPT = """
 import torch
 from types import SimpleNamespace
-from megatrace.sglang import muse_model
+from megatrace.sglang import muse_model, one_copy
 names = ("gate_up_proj", "down_proj", "gate_up_proj_weight_scale", "down_proj_weight_scale",
          "gate_up_proj_weight_scale_2", "down_proj_weight_scale_2")
 for marlin in (True, False):
@@ -234,6 +236,30 @@ for marlin in (True, False):
     taken = muse_model._take_experts(module)
     same, left = taken.up.data_ptr() == place, muse_model.kept_bytes()
     print("kept", marlin, same, taken.up.tolist(), taken.down_scale.tolist(), held, left)
+for name in ("w13_weight", "gate_up_proj"):
+    print("one copy", one_copy.uncovered(SimpleNamespace(**{name: None})))
+"""
+SHORT = """
+import json, os, torch
+from types import SimpleNamespace
+from megatrace.muse.memory import Memory
+from megatrace.sglang import spec
+text = json.load(open(os.environ["MODEL"]))["text_config"]
+layer = torch.nn.Module()
+layer.mlp, layer.self_attn = torch.nn.Module(), SimpleNamespace(qkv_proj=torch.nn.Linear(1, 1))
+layer.mlp.pre_expert_proj, layer.mlp.nvfp4_checkpoint = torch.nn.Linear(1, 1), False
+layer.mlp.experts = experts = torch.nn.Module()
+experts.use_trtllm = False
+for name in ("gate_up_proj", "down_proj"):
+    setattr(experts, name, torch.nn.Parameter(torch.zeros(10**6)))
+stack = SimpleNamespace(layers=[layer] * text["num_hidden_layers"])
+model = SimpleNamespace(model=SimpleNamespace(language_model=stack))
+config = SimpleNamespace(text_config=SimpleNamespace(to_dict=lambda: text))
+spec._server_memory = lambda positions: (1024, 0.1)
+spec.muse_model.served_cache = lambda: "bf16"
+for free in (10**9, 150 * 10**6):
+    spec.Memory = SimpleNamespace(of=lambda device: Memory(free, 16 * 10**7))
+    print("short", spec.model_disable_reasons(model, config))
 """
 RIVAL = """
 from sglang.kernels.plugin_kernels.nvidia import spec
@@ -242,36 +268,40 @@ spec.register(architecture="MuseSparkForConditionalGeneration", path="rival:SPEC
 
 
 @pytest.fixture(scope="module")
-def refused(model: Environment, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def refused(
+    environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
     """What each of some servers says while it resolves its arguments."""
     import json
 
     folder = tmp_path_factory.mktemp("refused")
     dense = folder / "dense"
     dense.mkdir()
-    for path in model.target.iterdir():
+    for path in environment.target.iterdir():
         (dense / path.name).symlink_to(path)
-    config = json.loads((model.target / "config.json").read_text())
+    config = json.loads((environment.target / "config.json").read_text())
     config["text_config"]["mlp_layer_types"][2] = "dense"
     (dense / "config.json").unlink()
     (dense / "config.json").write_text(json.dumps(config))
-    words = [*model.arguments(1), FLAG]
+    words = [*environment.arguments(1), FLAG]
     cases: dict[str, tuple[dict[str, str], str, list[str]]] = {
         "covered": (VARIABLES, "", words),
         "no GPU": ({}, "", words),
         "other GPU": ({"MEGATRACE_SHIM_GPU": "sm_80"}, "", words),
         "default cache": (VARIABLES, "", [*words, "--kv-cache-dtype", "auto"]),
-        "fp8 cache": (VARIABLES, "", [*words, "--kv-cache-dtype", "fp8_e4m3"]),
+        "e4m3 cache": (VARIABLES, "", [*words, "--kv-cache-dtype", "fp8_e4m3"]),
+        "e5m2 cache": (VARIABLES, "", [*words, "--kv-cache-dtype", "fp8_e5m2"]),
         "several": (VARIABLES, "", [*words, "--tp-size", "2"]),
         "tree": (VARIABLES, "", [*words, "--speculative-algorithm", "NGRAM"]),
         "dense": (VARIABLES, "", [*words, "--model-path", str(dense)]),
         "rival": (VARIABLES, RIVAL, words),
         "kept": (VARIABLES, KEPT, words),
+        "short": ({**VARIABLES, "MODEL": str(environment.target / "config.json")}, SHORT, words),
     }
     subprocess.run(
-        [model.python, "-c", RESOLVE],
+        [environment.python, "-c", RESOLVE],
         cwd=folder,
-        env=model.variables({}),
+        env=environment.variables({}),
         input=json.dumps(cases),
         text=True,
         timeout=150,
@@ -280,8 +310,9 @@ def refused(model: Environment, tmp_path_factory: pytest.TempPathFactory) -> Cal
     return lambda name: (folder / f"{name}.out").read_text()
 
 
-def test_a_covered_server_is_accepted(refused: Callable[[str], str]) -> None:
-    assert refused("covered").endswith("accepted\n")
+@pytest.mark.parametrize("name", ["covered", "default cache", "e4m3 cache"])
+def test_a_covered_server_is_accepted(refused: Callable[[str], str], name: str) -> None:
+    assert refused(name).endswith("accepted\n")
 
 
 @pytest.mark.parametrize(
@@ -289,8 +320,7 @@ def test_a_covered_server_is_accepted(refused: Callable[[str], str]) -> None:
     [
         ("no GPU", "no GPU is visible"),
         ("other GPU", "supports ['sm_103', 'sm_90'], not sm_80"),
-        ("default cache", "keys and values in fp8_e4m3, this model's default where none is given"),
-        ("fp8 cache", "the kernel reads and writes bf16, --kv-cache-dtype bf16"),
+        ("e5m2 cache", "keys and values in fp8_e5m2: the kernel reads and writes fp8_e4m3"),
         ("several", "several GPUs: the kernel's exchanges between ranks are emulated on one GPU"),
         ("tree", "NGRAM may verify a tree of tokens: only chains are covered"),
         ("dense", "layers [2] are dense (mlp_layer_types): every layer must be sparse"),
@@ -319,3 +349,19 @@ def test_nvfp4_weights_are_held_as_loaded_until_they_are_packed(
     said = [line for line in refused("kept").splitlines() if line.startswith("kept")]
     values = "[1.0, 1.0] [6.0, 6.0] 32 0"
     assert said == [f"kept True True {values}", f"kept False False {values}"]
+
+
+def test_a_model_that_does_not_fit_twice_is_refused_with_the_numbers_and_the_next_step(
+    refused: Callable[[str], str],
+) -> None:
+    fits, short = (line for line in refused("short").splitlines() if line.startswith("short"))
+    assert fits == "short []"
+    assert "own packing of the weights takes 0.02 GB: of 0.16 GB, 0.15 are free" in short
+    # Five of six layers' two matrices of a million fp32.
+    assert "MEGATRACE_ONE_COPY=1 saves 0.04 GB where one request at a time is served" in short
+
+
+def test_experts_in_an_order_of_trt_llm_are_not_given_up(refused: Callable[[str], str]) -> None:
+    marlin, other = (line for line in refused("kept").splitlines() if line.startswith("one copy"))
+    assert marlin == "one copy None"
+    assert "MEGATRACE_ONE_COPY=1 with experts in an order of TRT-LLM" in other

@@ -1,18 +1,23 @@
 """Make a tiny random Muse Spark checkpoint and a DFlash draft for it.
 
-    python make_models.py DIR [--seed 0] [--top-k 8]
+    python make_models.py DIR [--seed 0] [--router random|decided] [--experts bf16|nvfp4]
 
 DIR/target and DIR/draft, 18 MB, a few seconds; run it with an environment of
 make_venv.py. The tokenizer has one token a byte, so no vocabulary is needed.
 
 A random router chooses between experts that score alike, so that one rounding may change what
-a token becomes; with ``--top-k 16`` there is nothing to choose.
+a token becomes. A decided one knows every token's kind, which its embedding says loudly, and
+each layer has its own eight experts for a kind: far from all others, whatever is rounded.
+
+NVFP4 experts are drawn as ModelOpt lays them out, and as in the released model not in the
+first and the last layer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +31,11 @@ EXPERTS, EXPERTS_PER_TOKEN, EXPERT_HIDDEN, EXPERT_WIDTH = 16, 8, 128, 128
 WINDOW, POSITIONS = 16, 1024
 DRAFT_LAYERS, DRAFT_HEADS, DRAFT_WIDTH, BLOCK = 2, 4, 256, 4
 TAPPED_LAYERS = [1, 4]
+KINDS, DECIDED = 8, 16.0
+"""Kinds of tokens, and how far a decided router holds the experts of one from all others."""
+BF16_LAYERS = (0, LAYERS - 1)
+GROUP = 16
+"""Columns that share a scale of NVFP4."""
 TOKENS = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 # The multimodal processor insists on these, text-only or not.
 MEDIA = [
@@ -58,7 +68,7 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT)
 
 
-def target_config(top_k: int) -> dict[str, object]:
+def target_config(top_k: int = EXPERTS_PER_TOKEN) -> dict[str, object]:
     """Every fourth layer attends to all without positions, the others slide."""
     kinds = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(LAYERS)]
     text = {
@@ -147,12 +157,41 @@ class Weights:
         """The same in float32, which the router is kept in."""
         self.tensors[name] = scale * torch.randn(*shape, generator=self._random)
 
+    def add_nvfp4(self, name: str, experts: int, rows: int, columns: int, parts: int) -> None:
+        """Codes, scales of 0.5 to 2 a group and one of a few hundredths an expert and part."""
+        shape = (experts, rows, columns)
+        codes = torch.randint(0, 256, (*shape[:2], columns // 2), generator=self._random)
+        scales = torch.randint(0x30, 0x41, (*shape[:2], columns // GROUP), generator=self._random)
+        whole = 0.02 + 0.02 * torch.rand(experts, generator=self._random)
+        # The two halves of a gated projection are quantised as one.
+        whole = whole[:, None].expand(-1, 2).contiguous() if parts == 2 else whole
+        self.tensors |= {
+            name: codes.to(torch.uint8),
+            f"{name}_weight_scale": scales.to(torch.uint8).view(torch.float8_e4m3fn),
+            f"{name}_weight_scale_2": whole,
+            f"{name}_input_scale": torch.ones_like(whole),
+        }
+
+    def decide(self) -> None:
+        """Have every token's kind said in its embedding, and heard by the routers."""
+        kinds = torch.linalg.qr(torch.randn(HIDDEN, KINDS, generator=self._random)).Q.T
+        root = "model.language_model"
+        embedding = self.tensors[f"{root}.embed_tokens.weight"]
+        loud = kinds[torch.arange(VOCABULARY) % KINDS] * HIDDEN**0.5
+        self.tensors[f"{root}.embed_tokens.weight"] = (embedding + loud).to(torch.bfloat16)
+        for layer in range(LAYERS):
+            order = torch.rand(KINDS, EXPERTS, generator=self._random).argsort(-1)
+            likes = torch.where(order < EXPERTS_PER_TOKEN, 1.0, -1.0)
+            self.tensors[f"{root}.layers.{layer}.mlp.gate.weight"] = (
+                DECIDED / HIDDEN**0.5 * likes.T @ kinds
+            )
+
     def save(self, folder: Path) -> None:
         """Write ``model.safetensors``."""
         save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def target_weights(seed: int) -> Weights:
+def target_weights(seed: int, experts: str = "bf16") -> Weights:
     """The text model; vision and audio may be absent."""
     weights, root = Weights(seed), "model.language_model"
     weights.add(f"{root}.embed_tokens.weight", VOCABULARY, HIDDEN, scale=1.0)
@@ -173,11 +212,16 @@ def target_weights(seed: int) -> Weights:
         weights.add(f"{at}.mlp.pre_expert_proj.weight", EXPERT_HIDDEN, HIDDEN)
         weights.add(f"{at}.mlp.post_expert_proj.weight", HIDDEN, EXPERT_HIDDEN, scale=0.09)
         weights.add(f"{at}.mlp.pre_expert_norm.weight", EXPERT_HIDDEN, scale=0.1)
-        experts = f"{at}.mlp.experts"
-        weights.add(f"{experts}.post_expert_norm.weight", EXPERT_HIDDEN, scale=0.1)
-        shape = (EXPERTS, 2 * EXPERT_WIDTH, EXPERT_HIDDEN)
-        weights.add(f"{experts}.gate_up_proj", *shape, scale=0.09)
-        weights.add(f"{experts}.down_proj", EXPERTS, EXPERT_HIDDEN, EXPERT_WIDTH, scale=0.09)
+        name = f"{at}.mlp.experts"
+        weights.add(f"{name}.post_expert_norm.weight", EXPERT_HIDDEN, scale=0.1)
+        up = (EXPERTS, 2 * EXPERT_WIDTH, EXPERT_HIDDEN)
+        down = (EXPERTS, EXPERT_HIDDEN, EXPERT_WIDTH)
+        if experts == "bf16" or layer in BF16_LAYERS:
+            weights.add(f"{name}.gate_up_proj", *up, scale=0.09)
+            weights.add(f"{name}.down_proj", *down, scale=0.09)
+        else:
+            weights.add_nvfp4(f"{name}.gate_up_proj", *up, parts=2)
+            weights.add_nvfp4(f"{name}.down_proj", *down, parts=1)
     return weights
 
 
@@ -229,21 +273,44 @@ def draft_weights(seed: int) -> Weights:
     return weights
 
 
+def quantized(layers: int, plain: Sequence[int]) -> dict[str, object]:
+    """``hf_quant_config.json``: experts are NVFP4 but for layers ``plain``, all else is bf16."""
+    root = "model.language_model.layers"
+    parts = ("self_attn", "mlp.gate", "mlp.pre_expert_proj", "mlp.post_expert_proj")
+    excluded = [f"{root}.{i}.{part}*" for i in range(layers) for part in parts]
+    excluded += [f"{root}.{i}.mlp.experts*" for i in plain]
+    return {
+        "producer": {"name": "modelopt", "version": "0"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": None,
+            "group_size": GROUP,
+            "exclude_modules": ["lm_head", *excluded],
+        },
+    }
+
+
 def main() -> None:
     """Write both checkpoints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--top-k", type=int, default=EXPERTS_PER_TOKEN, help="experts a token")
+    parser.add_argument("--router", choices=("random", "decided"), default="random")
+    parser.add_argument("--experts", choices=("bf16", "nvfp4"), default="bf16")
     options = parser.parse_args()
     target, draft = options.folder / "target", options.folder / "draft"
+    model = target_weights(options.seed, options.experts)
+    if options.router == "decided":
+        model.decide()
     for folder, config, weights in (
-        (target, target_config(options.top_k), target_weights(options.seed)),
+        (target, target_config(), model),
         (draft, draft_config(), draft_weights(options.seed + 1)),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1))
         weights.save(folder)
+    if options.experts == "nvfp4":
+        (target / "hf_quant_config.json").write_text(json.dumps(quantized(LAYERS, BF16_LAYERS)))
     generation = {key: IDS[key] for key in ("bos_token_id", "eos_token_id")}
     (target / "generation_config.json").write_text(json.dumps(generation))
     write_tokenizer(target)

@@ -8,7 +8,8 @@ the page says which of them a replay takes. Without graphs the page is looked at
     MEGATRACE_BENCH_SEEN=FILE    what was measured, a JSON object a line
 
 SPANS waits for each verify, which costs the wall time its overlap; COMPARE runs every path on
-each verify's own inputs, SGLang's last, whose keys and values stay.
+each verify's own inputs, SGLang's last, whose keys and values stay: there a fourth graph stands
+in for it, one that notes beside it which experts were chosen.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import os
 import time
 from importlib.metadata import PackageNotFoundError, version
 
-PATHS = ("sglang", "untraced", "traced")
-OWN, UNTRACED, TRACED = range(3)
+PATHS = ("sglang", "untraced", "traced", "counted")
+OWN, UNTRACED, TRACED, COUNTED = range(4)
 RUN, SPANS, COMPARE = range(3)
 LIKELY = 8
 
 _RUNNER = "sglang.srt.model_executor.runner"
 _BACKEND = "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend"
 _MEGAKERNEL = "megatrace.sglang.megakernel.MuseMegakernel"
+_EXPERTS = "sglang.srt.layers.muse_spark."
 
 
 def register() -> None:
@@ -50,6 +52,8 @@ def register() -> None:
         (f"{_RUNNER}.decode_cuda_graph_runner.DecodeCudaGraphRunner._resolve_lora_variant",
          switch.variant, HookType.AFTER),
         (f"{_BACKEND}.FullCudaGraphBackend.replay", switch.replay, HookType.AROUND),
+        (f"{_EXPERTS}muse_spark_bf16_moe.MuseSpark1xBf16Experts.forward", switch.experts, "around"),
+        (f"{_EXPERTS}muse_spark_fp4_moe.MuseSpark1xFp4Experts.forward", switch.experts, "around"),
     ):  # fmt: skip
         HookRegistry.register(target, hook, HookType(kind))
 
@@ -65,6 +69,7 @@ class Switch:
         self._events = {}
         self._graphs = []
         self._in_graph = None
+        self._hit = {}
 
     @property
     def path(self) -> int:
@@ -116,7 +121,7 @@ class Switch:
             hooks.capture_tail_hooks.append(self._tail)
         try:
             # SGLang wants the megakernel in the first graph that it looks at.
-            for path in (TRACED, UNTRACED, OWN):
+            for path in (TRACED, UNTRACED, OWN, COUNTED):
                 self._capturing = path
                 original(runner, size, forward, stream_idx, PATHS[path], attention)
                 self._graphs.append(f"{PATHS[path]} of batch {size}")
@@ -134,11 +139,12 @@ class Switch:
             return original(backend, key, batch, **kwargs)
         if self.mode == COMPARE:
             outs = {}
-            for path in (UNTRACED, TRACED, OWN):
+            for path in (UNTRACED, TRACED, COUNTED):
                 at = dataclasses.replace(key, variant_label=PATHS[path])
                 outs[path] = original(backend, at, batch, **kwargs)
-                if path != OWN:
+                if path != COUNTED:
                     outs[path] = _copy(outs[path])
+            outs[OWN] = outs[COUNTED]
             self._compare(outs)
             return outs[OWN]
         return self._timed(original, backend, key, batch, kwargs)
@@ -175,7 +181,7 @@ class Switch:
     def plan(self, original, built, *args, **kwargs):
         """AROUND ``MuseMegakernel.plan``: the plugin on or off, traced or not."""
         path = TRACED if self.mode == COMPARE else self.path
-        built.enabled = path != OWN
+        built.enabled = path in (UNTRACED, TRACED)
         levels = built.__dict__.setdefault("_bench_levels", ("off", built.level))
         built.level = levels[path == TRACED]
         return original(built, *args, **kwargs)
@@ -204,11 +210,26 @@ class Switch:
             self.tell("span", path=PATHS[self.path], us=us)
         return out
 
+    def experts(self, original, module, hidden, scores, ids, *args, **kwargs):
+        """AROUND ``forward`` of a layer's experts: which of them its rows go to."""
+        import torch
+
+        eager = self._capturing is None and not self._graphs and self.mode == COMPARE
+        if self._capturing == COUNTED or eager:
+            hit = self._hit.get(module)
+            if hit is None:
+                hit = torch.zeros(module.num_experts, dtype=torch.int32, device=ids.device)
+                self._hit[module] = hit
+            hit.zero_()
+            hit.index_fill_(0, ids.reshape(-1).long(), 1)
+        return original(module, hidden, scores, ids, *args, **kwargs)
+
     # -- answers -------------------------------------------------------------------------
 
     def _compare(self, outs) -> None:
         import torch
 
+        self.tell("experts", distinct=[int(hit.sum()) for hit in self._hit.values()])
         own = outs[OWN]
         logits = own.next_token_logits.float()
         likely = logits.log_softmax(-1).topk(LIKELY, dim=-1)
