@@ -262,8 +262,12 @@ FLOOR = Table(
         _ns("floor_ns", "bytes / bandwidth; -1: not known."),
         Column(
             "fraction", "float64", "",
-            "floor_ns / dur_ns; -1: not known, of the host build, or of a launch with a loss.",
+            "floor_ns / dur_ns; -1: not known, of the host build, or of a launch with a loss. "
+            "Where blocks_seen < blocks it is at most this.",
         ),
+        _count("blocks_seen", "blocks", "Blocks that left records; dur_ns is theirs."),
+        _count("blocks", "blocks", "Blocks of the grid; -1: not known."),
+        _ns("clock_error_ns", "Most a time of the launch is wrong by; -1: not known."),
     ),
 )  # fmt: skip
 

@@ -29,7 +29,23 @@ def floor_text(floors: Floors, top: int) -> str:
         f"floor: the time of the bytes that a launch must read at {rate}. "
         f"All together: {100 * floors.fraction:.0f} %."
     ]
-    if floors.left_out:
-        notes.append(f"{floors.left_out}: read beside and not counted, so it is no less than this.")
+    notes += [
+        f"{bound[0].upper()}{bound[1:]}."
+        for bound in bounds_text(floors.part_recorded, floors.left_out)
+    ]
     wrapped = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in notes]
     return "\n".join([titled(title, table(head, body), floors.rows, body), *wrapped])
+
+
+def bounds_text(part_recorded: str, left_out: str) -> list[str]:
+    """On which side of the fraction the true one lies, and why: the two fields of Floors."""
+    said = []
+    if part_recorded:
+        said.append(
+            f"the fraction of the floor is at most this{' of the bytes counted' * bool(left_out)}: "
+            f"{part_recorded} were recorded, and a whole launch takes no less time"
+        )
+        said += [f"not counted in the floor: {left_out}"] * bool(left_out)
+    elif left_out:
+        said.append(f"the fraction of the floor is no less than this: not counted: {left_out}")
+    return said

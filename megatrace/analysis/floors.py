@@ -37,7 +37,7 @@ def floors(parts: Iterable[pd.DataFrame], traffic: Traffic, why: str = "") -> Fl
     """Sum up frames of ``FLOOR``."""
     kept = [part[part["fraction"] >= 0].astype({"kernel": object}) for part in parts]
     frame = pd.concat(kept, ignore_index=True) if kept else FLOOR.empty()
-    rate = traffic.bandwidth
+    rate = traffic.shown
     groups: Any = frame.groupby(["kernel", "layer"], observed=True, sort=True)
     rows = tuple(_row(str(kernel), int(layer), of) for (kernel, layer), of in groups)
     total = float(frame["dur_ns"].sum())
@@ -47,8 +47,19 @@ def floors(parts: Iterable[pd.DataFrame], traffic: Traffic, why: str = "") -> Fl
         bandwidth_bytes_per_s=rate.bytes_per_s if rate else 0.0,
         bandwidth_from=rate.origin if rate else "",
         left_out=traffic.left_out,
+        part_recorded=part_recorded(frame),
         why_not="" if rows else why or NO_LAUNCH,
     )
+
+
+def part_recorded(frame: pd.DataFrame) -> str:
+    """``2 of 132 blocks``: what was recorded of launches in ``FLOOR``; "" where all of each."""
+    part = frame[(frame["fraction"] >= 0) & (frame["blocks_seen"] < frame["blocks"])]
+    if not len(part):
+        return ""
+    least, most = int(part["blocks_seen"].min()), int(part["blocks_seen"].max())
+    seen = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{seen} of {int(part['blocks'].max()):,} blocks"
 
 
 def _row(kernel: str, layer: int, of: pd.DataFrame) -> FloorRow:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrace.analysis.launches import Launches, Scan, scan
+from megatrace.analysis.launches import MAX_RINGS, Launches, Scan, scan
 from megatrace.analysis.lines import F8, I8, U4, Rows
 from megatrace.analysis.tables import Lookup, lookup
 from megatrace.capture.facts import RingFacts
@@ -24,6 +25,7 @@ UNPLACED = (next(event.id for event in HOST if event.name == "fact"), CLOCK_SAMP
 _QUANTUM_NS = {0: 1, 1: 32}
 """Step of globaltimer by device, where the samples are too few to show it."""
 _LONG_NS = 50_000
+_PROBED_RINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,24 @@ def load_rank(
     elif clock is None:
         host_clock(capture, rank, problems)
     return Rank(rank, facts, table, lookup(table), source, found, clock, placed, tuple(problems))
+
+
+def probed_rings(capture: Capture, ranks: Collection[int] | None) -> set[int]:
+    """A few warp rings of each rank, far apart among those that hold lines.
+
+    Where few SMs were recorded most rings hold none. ``ranks`` None: of all.
+    """
+    index = capture.line_index()
+    found = set[int]()
+    for rank in np.flatnonzero(np.bincount(index.rank)).tolist() if ranks is None else ranks:
+        facts = capture.rings.get(rank, RingFacts(rank))
+        # Damaged lines may name any ring.
+        holds = np.zeros(facts.rings or MAX_RINGS, bool)
+        rings = index.ring[index.rank == rank]
+        holds[rings[rings < len(holds)]] = True
+        there = np.flatnonzero(holds).tolist()
+        found.update(there[i * len(there) // _PROBED_RINGS] for i in range(_PROBED_RINGS) if there)
+    return found
 
 
 def _fit(capture: Capture, rank: int, launches: Launches, problems: list[str]) -> ClockModel:

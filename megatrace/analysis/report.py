@@ -217,7 +217,10 @@ class Floors:
         fraction: all those launches together: the sum of their floors over that of their
             times; NaN without rows.
         bandwidth_bytes_per_s: 0 where it is not known; ``bandwidth_from`` who says so.
-        left_out: what launches read beside and is not counted: the fraction is no less.
+        left_out: what launches read beside and is not counted.
+        part_recorded: ``2 of 132 blocks``, where fewer were recorded than there are: a launch
+            took no less than they did, so the fraction is at most this. Where it is "" and
+            something is left out, the fraction is no less.
     """
 
     rows: tuple[FloorRow, ...] = ()
@@ -225,6 +228,7 @@ class Floors:
     bandwidth_bytes_per_s: float = 0.0
     bandwidth_from: str = ""
     left_out: str = ""
+    part_recorded: str = ""
     why_not: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +18,7 @@ from megatrace.analysis.walls import Walls, launch_times, walls_of, whole_launch
 from megatrace.capture.reader import Capture
 from megatrace.errors import UsageError
 from megatrace.schema import Kind
+from megatrace.schema.processes import rank_text
 from megatrace.schema.traffic import COPY_BANDWIDTH, DISTINCT_EXPERTS, LAUNCH_BYTES, LaunchBytes
 
 GIVEN = "given"
@@ -53,20 +54,23 @@ class Bandwidth:
 class Traffic:
     """What a capture says of the bytes of its launches, and the bandwidth to hold them against.
 
-    ``said`` is by rank and kernel.
+    ``said`` is by rank and kernel. ``bandwidth`` is of all ranks and goes before those that
+    they ``measured``. ``blocks`` is of the grid, by rank; what it lacks is not known.
     """
 
     said: Mapping[tuple[int, str], LaunchBytes]
     bandwidth: Bandwidth | None
+    measured: Mapping[int, Bandwidth] = field(default_factory=dict)
+    blocks: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, capture: Capture, bandwidth: Bandwidth | None = None) -> Self:
-        """The facts of ``capture``; the bandwidth that its program measured where none is given.
+        """The facts of ``capture``; the bandwidths that its ranks measured where none is given.
 
         A GPU's name says no bandwidth: what nobody measured is not known.
         """
         said = {}
-        measured: Bandwidth | None = None
+        measured = {}
         for row in capture.facts("fact"):
             value = row.fields.get("value")
             if row.fields.get("name") == LAUNCH_BYTES:
@@ -74,13 +78,36 @@ class Traffic:
                 if found is not None:
                     said[row.rank, found.kernel] = found
             elif row.fields.get("name") == COPY_BANDWIDTH and isinstance(value, dict):
-                measured = _measured(value) or measured
-        return cls(said, bandwidth or measured)
+                rate = _measured(value)
+                if rate is not None:
+                    measured[row.rank] = rate
+        blocks = {rank: facts.blocks for rank, facts in capture.rings.items()}
+        return cls(said, bandwidth, measured, blocks)
+
+    def of_rank(self, rank: int) -> Bandwidth | None:
+        """The bandwidth that the bytes of ``rank`` are held against; None: not known."""
+        return self.bandwidth or self.measured.get(rank)
+
+    @property
+    def shown(self) -> Bandwidth | None:
+        """The bandwidth of the ranks that say bytes: the least, and how they differ in words."""
+        ranks = sorted({rank for rank, _ in self.said})
+        known = {rank: rate for rank in ranks if (rate := self.of_rank(rank)) is not None}
+        if not known:
+            return self.bandwidth
+        least = min(known.values(), key=lambda rate: rate.bytes_per_s)
+        most = max(rate.bytes_per_s for rate in known.values())
+        says = [least.origin]
+        if most > least.bytes_per_s:
+            says.append(f"the least of its ranks, the most is {most / 1e12:.2f} TB/s")
+        if unknown := [rank_text(rank) for rank in ranks if rank not in known]:
+            says.append(f"not known of rank {', '.join(unknown)}")
+        return replace(least, origin="; ".join(says))
 
     @property
     def why_not(self) -> str:
         """What is missing for a fraction of the floor; "" where the capture may have one."""
-        return NOT_SAID if not self.said else NO_BANDWIDTH if self.bandwidth is None else ""
+        return NOT_SAID if not self.said else NO_BANDWIDTH if self.shown is None else ""
 
     @property
     def left_out(self) -> str:
@@ -123,8 +150,9 @@ def _experts(trace: Trace, walls: Walls) -> I8:
 def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
     """Launches of kernels that say their bytes, against the time these take; see ``FLOOR``.
 
-    Host builds get no fraction, nor do launches of which a warp is missing: they took longer
-    than is known.
+    Host builds get no fraction, nor do launches of which a recorded warp is missing. Where
+    fewer blocks were recorded than the grid has, a launch took no less than they did: its
+    fraction is an upper bound.
     """
     times = launch_times(trace)
     whole = whole_launches(times)
@@ -138,12 +166,16 @@ def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
     counted = (each[mine] == 0) | (experts >= 0)
     read = np.where(counted, always[mine] + np.maximum(experts, 0) * each[mine], -1)
     dur = times["dur_ns"].to_numpy()
-    per_ns = traffic.bandwidth.bytes_per_s / 1e9 if traffic.bandwidth else 0.0
-    floor_ns = np.full(len(read), -1, np.int64)
-    if per_ns:
-        floor_ns = np.where(read >= 0, np.rint(read / per_ns), -1).astype(np.int64)
+    floor_ns, blocks = np.full((2, len(read)), -1, np.int64)
+    of_rank = times["rank"].to_numpy()
+    for rank in np.unique(of_rank).tolist():
+        here = of_rank == rank
+        blocks[here] = traffic.blocks.get(rank, -1)
+        if (rate := traffic.of_rank(rank)) is not None:
+            per_ns = rate.bytes_per_s / 1e9
+            floor_ns[here] = np.where(read[here] >= 0, np.rint(read[here] / per_ns), -1)
     cpus = [rank for rank, device in trace.devices.items() if device == "cpu"]
-    known = whole & (dur > 0) & (floor_ns >= 0) & ~np.isin(times["rank"].to_numpy(), cpus)
+    known = whole & (dur > 0) & (floor_ns >= 0) & ~np.isin(of_rank, cpus)
     columns = {name: times[name] for name in ("rank", "launch_no", "step", "kernel", "layer")}
     return FLOOR.frame(
         {
@@ -153,6 +185,9 @@ def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
             "bytes": read,
             "floor_ns": floor_ns,
             "fraction": np.where(known, floor_ns / np.maximum(dur, 1), -1.0),
+            "blocks_seen": times["blocks_seen"],
+            "blocks": blocks,
+            "clock_error_ns": times["clock_error_ns"],
         }
     )
 

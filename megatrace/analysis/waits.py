@@ -49,11 +49,11 @@ class Arrivals:
 def last_arrivers(trace: Trace) -> Arrivals:
     """For each wait on a hand-off that blocked, the last publish of its edge and slot.
 
-    The last one at or before the wait's end, give or take the error of the two clocks, and
-    not longer than :data:`FLIGHT_NS` before the wait began; else the first after its end,
-    not longer than that: the data is the flag, and was out before the publish was written
-    down. Waiters and publishers of an edge meet within a block (causes data and space), a
-    GPU (input) or all of them (peer).
+    The last one at or before the wait's end and not longer than :data:`FLIGHT_NS` before the
+    wait began, or the first after the end if that is nearer and the two clocks may be off by
+    so much; else the first after its end, not longer than that: the data is the flag, and was
+    out before the publish was written down. Waiters and publishers of an edge meet within a
+    block (causes data and space), a GPU (input) or all of them (peer).
     """
     records = trace.records
     waits = is_one_of(records["kind"], (Kind.WAIT,)) & (records["dur_ns"].to_numpy() > 0)
@@ -84,10 +84,16 @@ def _beside(trace: Trace, waiting: Rows, made: Rows) -> tuple[I8, I8]:
     slow = _of_the_host_build(trace, rows)
     launch = np.where(slow, of_launch(trace, "launch", rows), -1)
     key = _keys(trace, rows, of_launch(trace, "rank", rows), block, launch)
-    # The warps of a block share one clock; two SMs are each off by as much.
+    # Two SMs are each off by as much.
     slack = np.where(in_block[len(made) :], 0, 2 * _errors(trace, waiting))
     flight = np.where(slow[len(made) :], _NO_BOUND, FLIGHT_NS)
-    place = _fitting(key, begin[made], begin[waiting], dur[waiting], slack, flight)
+    times = (begin[made], begin[waiting], dur[waiting])
+    place = _fitting(key, *times, slack, flight)
+    # The warps of a block share one clock: between them nothing is in doubt.
+    blocks = of_launch(trace, "block", rows)
+    near = _fitting(number_keys(key, blocks), *times, np.zeros_like(slack), flight)
+    at_home = (place < 0) | (blocks[place] == blocks[len(made) :])
+    place = np.where(at_home, near, place)
     return np.where(place >= 0, made[place], -1), np.where(place >= 0, begin[made][place], -1)
 
 
@@ -151,14 +157,16 @@ def _of_the_host_build(trace: Trace, rows: Rows) -> Mask:
 
 
 def _fitting(key: I8, made_at: I8, begin: I8, dur: I8, slack: I8, flight: I8) -> I8:
-    """For each wait the last producer by its end, else the first after it, or -1.
+    """For each wait the last producer by its end, or the first after it, or -1.
 
-    ``key`` is of the producers, then of the waits. Times compare to within ``slack``;
-    a producer is at most ``flight`` before the wait's begin or after its end.
+    ``key`` is of the producers, then of the waits. Times compare to within ``slack``: after
+    the end by no more goes the nearer one. Nothing hangs on the bound itself, for slots are
+    used again sooner than the bound. A producer is at most ``flight`` before the wait's begin
+    or after its end.
     """
     many = len(made_at)
     end = begin + dur
-    time = np.concatenate([made_at, end + slack])
+    time = np.concatenate([made_at, end])
     is_wait = np.arange(len(key)) >= many
     order = np.lexsort((is_wait, time, key))
     at = np.arange(len(order))
@@ -167,17 +175,21 @@ def _fitting(key: I8, made_at: I8, begin: I8, dur: I8, slack: I8, flight: I8) ->
     following = np.minimum.accumulate(following)[::-1]
     after = np.flatnonzero(is_wait[order])
     wait = order[after] - many
-    place = np.full(len(begin), -1, np.int64)
-    for near, there in (
-        (following[after], following[after] < len(order)),
-        (latest[after], latest[after] >= 0),
+    place, off = np.full(len(begin), -1, np.int64), np.full(len(begin), _NO_BOUND)
+    for near, there, later in (
+        (following[after], following[after] < len(order), True),
+        (latest[after], latest[after] >= 0, False),
     ):
         producer = order[np.where(there, near, 0)]
         there &= key[producer] == key[wait + many]
         made = made_at[np.where(there, producer, 0)]
         there &= made >= begin[wait] - flight[wait] - slack[wait]
         there &= made <= end[wait] + flight[wait] + slack[wait]
-        place[wait[there]] = producer[there]  # the last by its end goes over the first after
+        far = np.abs(made - end[wait])
+        # Beyond the clocks' error, what is before the end goes over the first after.
+        if not later:
+            there &= (off[wait] > slack[wait]) | (far <= off[wait])
+        place[wait[there]], off[wait[there]] = producer[there], far[there]
     return place
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from megatrace.export import ExportResult, TableName
     from megatrace.export.perfetto import Progress
 
-_PROBED_RINGS = 8
-"""Warp rings of a rank that are looked at to choose a step of a large capture."""
 _SMALL_LINES = 1 << 18
 """Of fewer lines all is decoded, and the step chosen from all of it as it is drawn."""
 _MAX_STEPS = 1_000_000
@@ -140,11 +138,11 @@ def write_trace(
 def typical_step(capture: Capture) -> range | None:
     """The step of median duration, from a few warp rings of each rank; None without any."""
     from megatrace.analysis import decode
+    from megatrace.analysis.rank import probed_rings
     from megatrace.export.select import select
 
-    rings = max((facts.rings for facts in capture.rings.values()), default=1)
-    probed = {ring * rings // _PROBED_RINGS for ring in range(_PROBED_RINGS)}
-    probe = decode(capture, ranks=main_process(capture)[0], rings=probed)
+    ranks = main_process(capture)[0]
+    probe = decode(capture, ranks=ranks, rings=probed_rings(capture, ranks))
     steps = select(probe.launches, probe.records, "one", 1 << 62).steps
     return range(steps[0], steps[0] + 1) if steps else None
 

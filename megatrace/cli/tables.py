@@ -25,6 +25,8 @@ _SMALL_LINES = 1 << 18
 """Of fewer lines all is decoded at once, so that tables may look across steps."""
 _MOMENTS = ("begin_ns", "end_ns", "issue_ns", "use_ns", "publish_ns")
 """Columns that are times of globaltimer: 19 digits that nobody reads."""
+_MAX_NAMED = 16
+"""Ranks named where one was asked for that is not there."""
 _FORMATS = ("text", "csv", "json", "parquet")
 
 
@@ -40,15 +42,6 @@ class _Asked:
     bandwidth: float | None = None
 
 
-def _rank(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    from megatrace.schema.processes import parse_rank
-
-    try:
-        return None if text is None else parse_rank(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; give 0, or 0#2 for its second process") from None
-
-
 @click.command("tables")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("name", required=False)
@@ -56,9 +49,7 @@ def _rank(context: click.Context, option: click.Parameter, text: str | None) -> 
 @click.option("--steps", metavar="A:B", help="Steps A to B-1; A:+K is K steps.")
 @click.option("--launch", type=click.IntRange(0), metavar="N", help="This launch_no alone.")
 @click.option("--layer", type=click.IntRange(0), metavar="N", help="This layer alone.")
-@click.option(
-    "--rank", callback=_rank, metavar="R", help="This rank alone; 0#2 is its second process."
-)
+@click.option("--rank", metavar="R", help="This rank alone; 0#2 is its second process.")
 @bandwidth_option("For the table floor.")
 @click.option(
     "--format", "format_", type=click.Choice(_FORMATS), default="text", show_default=True,
@@ -81,7 +72,7 @@ def command(
     steps: str | None,
     launch: int | None,
     layer: int | None,
-    rank: int | None,
+    rank: str | None,
     bandwidth: float | None,
     format_: str,
     as_json: bool,
@@ -104,7 +95,10 @@ def command(
         if name is None:
             _list(format_)
         else:
-            chosen = _Asked(name, _range(step, steps), launch, layer, rank, format_, top, bandwidth)
+            number = _rank(rank, capture)
+            chosen = _Asked(
+                name, _range(step, steps), launch, layer, number, format_, top, bandwidth
+            )
             _check(chosen)
             _print(chosen, capture)
         warn_incomplete(capture)
@@ -118,6 +112,25 @@ def _range(step: int | None, steps: str | None) -> range | None:
     if step is not None:
         return range(step, step + 1)
     return range(*parse_steps(steps)) if steps is not None else None
+
+
+def _rank(text: str | None, capture: Capture) -> int | None:
+    """The number of a rank of this capture. Raises UsageError, with those that there are."""
+    from megatrace.schema.processes import parse_rank, rank_text
+
+    if text is None:
+        return None
+    there = {row.rank for row in capture.facts("ring")} | set(capture.line_index().rank.tolist())
+    names = [rank_text(number) for number in sorted(there)]
+    more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
+    hint = f"it has {', '.join([*names[:_MAX_NAMED], *more])}" if names else "it has no rank"
+    try:
+        number = parse_rank(text)
+    except ValueError as error:
+        raise UsageError(str(error), hint=hint) from None
+    if number not in there:
+        raise UsageError(f"no rank {text} in {capture.path}", hint=hint)
+    return number
 
 
 def _check(asked: _Asked) -> None:
@@ -184,7 +197,7 @@ def _print(asked: _Asked, capture: Capture) -> None:
     if not len(frame):
         talk.say(f"{asked.name} has no rows: {_why_empty(asked, capture, bool(devices))}")
     elif asked.name == "floor":
-        _say_floor(talk, _traffic(asked, capture))
+        _say_floor(talk, _traffic(asked, capture), frame)
     _WRITERS[asked.format](frame, asked)
 
 
@@ -210,9 +223,9 @@ def _traces(asked: _Asked, capture: Capture) -> Iterator[Trace]:
 def _typical_of(capture: Capture, ranks: list[int] | None) -> list[int]:
     """The step of median duration, by the launches of a few warps."""
     from megatrace.analysis import decode
+    from megatrace.analysis.rank import probed_rings
 
-    rings = max((facts.rings for facts in capture.rings.values()), default=1)
-    probe = decode(capture, ranks=ranks, rings={i * rings // 8 for i in range(8)})
+    probe = decode(capture, ranks=ranks, rings=probed_rings(capture, ranks))
     return [_typical(probe)] if len(probe.launches) else []
 
 
@@ -235,14 +248,17 @@ def _maker(asked: _Asked, capture: Capture) -> Callable[[Trace], pd.DataFrame]:
     return make
 
 
-def _say_floor(talk: Talk, traffic: Traffic) -> None:
+def _say_floor(talk: Talk, traffic: Traffic, frame: pd.DataFrame) -> None:
     """What the floor is of, or why there is no fraction."""
-    if traffic.bandwidth is not None:
-        talk.say(f"floor at {traffic.bandwidth}")
+    from megatrace.analysis.floor_text import bounds_text
+    from megatrace.analysis.floors import part_recorded
+
+    if (rate := traffic.shown) is not None:
+        talk.say(f"floor at {rate}")
     elif traffic.why_not:
         talk.say(f"no fraction: {traffic.why_not}")
-    if traffic.left_out:
-        talk.say(f"not counted: {traffic.left_out}; the fraction is no less than this")
+    for bound in bounds_text(part_recorded(frame), traffic.left_out):
+        talk.say(bound)
 
 
 def _path(asked: _Asked, trace: Trace) -> pd.DataFrame:

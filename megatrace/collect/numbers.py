@@ -4,13 +4,17 @@ A server's rank is several processes side by side (scheduler, main, detokenizer)
 scheduler, a ring of host records beside the kernels' ring; all of them are one process of the
 rank here. What comes a second time, a kernel's ring or a host ring of the same name, is of
 the next one.
+
+Numbers are of runs of the session: ranks that run together have the same one, whatever ran
+before, so that what compares ranks can go by it. A rank that comes to others joins their run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from megatrace.schema.processes import MAX_PROCESSES, MAX_RANK, number_of
+from megatrace.schema.processes import MAX_PROCESSES, MAX_RANK, number_of, process_of, rank_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +57,52 @@ class Numbers:
 
     def __init__(self) -> None:
         """Nothing is numbered yet."""
-        self._processes: dict[int, list[_Process]] = {}
+        self._processes: dict[int, dict[int, _Process]] = {}
 
-    def take(self, ring: Origin) -> int | None:
-        """The number of ``ring``; None where a capture has no more numbers for it."""
+    def take(
+        self, ring: Origin, living: Iterable[tuple[int, int]] = (), *, anew: bool = False
+    ) -> int | None:
+        """The number of ``ring``; None where a capture has no more numbers for it.
+
+        ``living``: number and pid of every ring that may still be written. ``anew``: all that
+        ran before is over, so a process that ``ring`` begins is of a run of its own.
+        """
         if ring.rank > MAX_RANK:
             return None
-        mine = self._processes.setdefault(ring.rank, [])
-        same = [at for at, one in enumerate(mine) if self._has(one, ring.pid) and one.takes(ring)]
-        fits = same or [at for at, one in enumerate(mine) if one.takes(ring)]
-        at = fits[0] if fits else len(mine)
-        if at >= MAX_PROCESSES:
+        mine = self._processes.setdefault(ring.rank, {})
+        fits = sorted(run for run, one in mine.items() if one.takes(ring))
+        same = [run for run in fits if self._has(mine[run], ring.pid)]
+        if same or fits:
+            run = (same or fits)[0]
+        else:
+            now = self._newest() + 1 if anew else _newest_of(living)
+            run = max(self.last(ring.rank) + 1, now)
+        if run > MAX_PROCESSES:
             return None
-        self.put(ring, at + 1)
-        return number_of(ring.rank, at + 1)
+        self.put(ring, run)
+        return number_of(ring.rank, run)
 
     def put(self, ring: Origin, process: int) -> None:
         """Take note of a ring that has a number already."""
-        mine = self._processes.setdefault(ring.rank, [])
-        while len(mine) < process:
-            mine.append(_Process())
-        mine[process - 1].add(ring)
+        self._processes.setdefault(ring.rank, {}).setdefault(process, _Process()).add(ring)
+
+    def last(self, rank: int) -> int:
+        """The newest run that ``rank`` was in; 0 where it was in none."""
+        return max(self._processes.get(rank, {}), default=0)
+
+    def _newest(self) -> int:
+        return max(map(self.last, self._processes), default=0)
 
     @staticmethod
     def _has(one: _Process, pid: int) -> bool:
         return one.traced_by == pid or pid in {host for _, host in one.hosts}
+
+
+def _newest_of(living: Iterable[tuple[int, int]]) -> int:
+    """The newest run that lives; 1 where none does."""
+    first: dict[tuple[int, int], int] = {}
+    for number, pid in living:
+        # A second ring of one process is no new run: those of other ranks pair in their order.
+        run = first.setdefault((rank_of(number), pid), process_of(number))
+        first[rank_of(number), pid] = min(run, process_of(number))
+    return max(first.values(), default=1)

@@ -22,6 +22,8 @@ from megatrace.schema.processes import MAX_PROCESSES, MAX_RANK, rank_of
 
 MAX_LINES = 1 << 16
 """Lines a ring hands over before the next one's turn."""
+_SAME_RUN_S = 2.0
+"""Ranks that start together may miss each other by this; a program that follows takes longer."""
 _ATTACH_PATIENCE_S = 5.0
 """How long a file may take to become a ring: its maker allocates before it opens it."""
 
@@ -76,6 +78,7 @@ class Pump:
         self._first_seen_s: dict[Path, float] = {}
         self._known: set[Path] = set()
         self._numbers = Numbers()
+        self._last_ended_ns = 0
         self._receiver = receiver
 
     def scan(self, *, patience_s: float = _ATTACH_PATIENCE_S) -> list[Source]:
@@ -86,8 +89,8 @@ class Pump:
                 self._receiver.drop(path.name)
         opened = [s for p in self._session.glob("*.ring") if (s := self._open(p, patience_s))]
         found = []
-        for source in sorted(opened, key=lambda s: (int(s.ring.header["created_mono_ns"]), s.name)):
-            number = self._numbers.take(source.origin)
+        for source in sorted(opened, key=self._turn_of):
+            number = self._number(source)
             if number is None:
                 self._refuse(source)
                 continue
@@ -114,7 +117,8 @@ class Pump:
     def retire(self) -> None:
         """End the sources whose owner has gone, after taking all that they hold.
 
-        Once the capture has it, their memory is given back: the next process needs it.
+        Once the capture has it, or never will, their memory is given back: the next process
+        needs it.
         """
         for source in self.sources:
             if not source.ended and not _alive(source):
@@ -122,7 +126,7 @@ class Pump:
         ended = [source for source in self.sources if source.ended and not source.released]
         if ended:
             self._sink.flush()
-        if self._sink.failure is None and self.burst is None:
+        if self.burst is None:
             for source in ended:
                 source.release()
                 source.ring.path.unlink(missing_ok=True)
@@ -192,12 +196,24 @@ class Pump:
             say_held(path, source.ring.memfd)
         return source
 
+    def _turn_of(self, source: Source) -> tuple[int, int, str]:
+        """Of rings found at once: ranks that have run before say which run it is."""
+        created_ns = int(source.ring.header["created_mono_ns"])
+        return -self._numbers.last(source.ring.rank), created_ns, source.name
+
+    def _number(self, source: Source) -> int | None:
+        """Its number among those that live."""
+        living = [(s.rank, int(s.ring.header["pid"])) for s in self.sources if not s.ended]
+        idle_ns = int(source.ring.header["created_mono_ns"]) - self._last_ended_ns
+        anew = bool(self.sources) and not living and idle_ns > _SAME_RUN_S * 1e9
+        return self._numbers.take(source.origin, living, anew=anew)
+
     def _refuse(self, source: Source) -> None:
         rank = source.ring.rank
         self.refused[source.ring.path.name] = (
             f"a capture holds ranks 0 to {MAX_RANK}, this is rank {rank}"
             if rank > MAX_RANK
-            else f"a capture holds {MAX_PROCESSES} processes of a rank, rank {rank} has had them"
+            else f"a capture holds {MAX_PROCESSES} runs, this process of rank {rank} is of the next"
         )
         source.close()
 
@@ -238,6 +254,7 @@ class Pump:
         self._counters(source)
         self._sink.meta("loss", source.rank, **source.loss())
         source.ended = True
+        self._last_ended_ns = time.monotonic_ns()
 
 
 def any_alive(sources: Iterable[Source]) -> bool:

@@ -175,10 +175,12 @@ def _sources(session: Session, capture: Capture) -> tuple[list[Source], tuple[st
         except (SessionError, CaptureError):
             continue
     found.sort(key=lambda source: (int(source.ring.header["created_mono_ns"]), source.name))
-    kept = []
+    kept: list[Source] = []
     for source in found:
         number = told.get((source.name, int(source.ring.header["created_ns"])))
-        number = numbers.take(source.origin) if number is None else number
+        if number is None:
+            living = [(one.rank, int(one.ring.header["pid"])) for one in kept]
+            number = numbers.take(source.origin, living)
         if number is not None:
             source.rank = number
             kept.append(source)

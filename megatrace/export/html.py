@@ -9,6 +9,7 @@ import pandas as pd
 
 from megatrace import __version__
 from megatrace.analysis import Report, decode, summarise
+from megatrace.analysis.floor_text import bounds_text
 from megatrace.analysis.floors import why_not
 from megatrace.analysis.traffic import Bandwidth, Traffic
 from megatrace.analysis.windows import Progress, windows
@@ -201,8 +202,8 @@ def _floor(tables: PageTables) -> Section:
         says += f" At {floors.bandwidth_bytes_per_s / 1e12:.2f} TB/s, {floors.bandwidth_from}."
     if floors.rows:
         says += f" All together: {100 * floors.fraction:.0f} %."
-    if floors.left_out:
-        says += f" Not counted: {floors.left_out}; the fraction is no less than this."
+    for bound in bounds_text(floors.part_recorded, floors.left_out):
+        says += f" {bound[0].upper()}{bound[1:]}."
     shown = figures.floors_by_layer(floors) if floors.rows else ()
     rows = pd.DataFrame([asdict(row) for row in floors.rows])
     return Section("floor", "Fraction of the floor", says, shown, f"{floors.why_not}.",

@@ -175,7 +175,7 @@ class RingFile:
             lock = HeldLock(path)
             why = _allocate(fd, path, places.total, pinned=spec.device == _CUDA)
             if why:
-                memfd = memfds.make(path.stem, places.total, why)
+                memfd = memfds.make(path, places.total, why)
             memory = mmap.mmap(memfd if why else fd, places.total)
             header = _new_header(spec, len(text), places)
             memory[META_OFFSET : META_OFFSET + len(text)] = text

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,11 +62,33 @@ def why_not_a_file(folder: Path, size: int, *, pinned: bool) -> str:
     return ""
 
 
-def make(name: str, size: int, why: str) -> int:
-    """A memfd (0600) of ``size`` bytes, allocated, that cannot change its size; its fd.
+def make(path: Path, size: int, why: str) -> int:
+    """A memfd (0600) of ``size`` bytes for the ring ``path``; its fd.
 
-    Raises RingError where there is too little memory.
+    It is allocated, and cannot change its size. Raises RingError where there is too little
+    memory.
     """
+    with _one_at_a_time(path.parent):
+        return _make(path.stem, size, why)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Among the processes of a session: each is to see what the others have taken."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # The directory's own lock: where memory is short there may be no room for a file.
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # of a child forked meanwhile too
+        os.close(fd)
+
+
+def _make(name: str, size: int, why: str) -> int:
+    """What :func:`make` does, alone."""
     free = free_memory_bytes()
     if size > free - MEMORY_RESERVE_BYTES:
         raise RingError(

@@ -8,6 +8,8 @@ joined by it stays right::
     number = PROCESSES_APART * (process - 1) + rank       process counts from 1
 
 and wherever it is a text it is ``0`` for the first process of rank 0, ``0#2`` for the second.
+Processes of several ranks that ran together have the same ``process``: a rank that was not
+there the first time begins with ``1#2``.
 """
 
 from __future__ import annotations
@@ -50,13 +52,15 @@ def count_text(numbers: Iterable[int]) -> str:
 
 
 def parse_rank(text: str) -> int:
-    """The number of ``0`` or ``0#2``; a plain number is taken as it is. Raises ValueError."""
+    """The number of ``0`` or ``0#2``; a plain number is taken as it is.
+
+    Raises ValueError for what is neither, or more than a capture can hold.
+    """
     rank, mark, process = text.partition("#")
     parts = [rank, process] if mark else [rank]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise ValueError(f"{text!r} is no rank")
-    if not mark:
-        return int(rank)
-    if int(rank) > MAX_RANK or not 1 <= int(process) <= MAX_PROCESSES:
+    most = MAX_RANK if mark else number_of(MAX_RANK, MAX_PROCESSES)
+    if int(rank) > most or (mark and not 1 <= int(process) <= MAX_PROCESSES):
         raise ValueError(f"{text!r} is no rank")
-    return number_of(int(rank), int(process))
+    return number_of(int(rank), int(process)) if mark else int(rank)

@@ -31,6 +31,7 @@ from megatrace.schema.traffic import LAUNCH_BYTES
 from megatrace.sglang import muse_model, one_copy
 
 _LOG = logging.getLogger("megatrace.sglang")
+_BESIDE = "beside SGLang's own, which prefills and batches need"
 _LINES, _LINES_A_LAYER = 256, 8
 """Of a warp's ring: a whole step must fit."""
 
@@ -62,10 +63,10 @@ class MuseMegakernel:
         """The kernels' build from the next step on: the session's, or ``off`` to leave it out."""
         kinds: list[ExpertKind] = [muse_model.expert_kind(layer) for layer in self._text.layers]
         _LOG.info(
-            "megatrace: packing the weights for the megakernel takes %.2f GB beside SGLang's own, "
-            "which prefills and batches need; embedding and head (%.2f GB), rotary tables and KV "
-            "pools are shared",
+            "megatrace: packing the weights for the megakernel takes %.2f GB %s; embedding and "
+            "head (%.2f GB), rotary tables and KV pools are shared",
             packed_bytes(sizes, self._rank, kinds) / GB,
+            "in place of most of SGLang's experts" if one_copy.wanted() else _BESIDE,
             (weight.nbytes + model.lm_head.weight.nbytes) / GB,
         )
         self._blocks = block_count(self._build_of(kinds[0], self.level))

@@ -67,6 +67,8 @@ class Status:
     loss: str = ""
     lossy: bool = False
     clock_error_ns: float | None = None
+    line_bytes_per_s: float | None = None
+    """What kernels wrote of late: measured. The time that it cost them is not."""
     file_bytes: int = 0
     span: str = ""
     ranks: tuple[RankState, ...] = ()

@@ -70,9 +70,10 @@ class Ranks(Vertical):
         table = self.query_one("#rank-layers", Table)
         unit = unit_text(frame.unit)
         columns = [Column("layer", "layer", 7, right=False, keep=999)]
+        titles = [f"rank {rank_text(rank)}" for rank in frame.ranks]
         columns += [
-            Column(str(at), f"rank {rank_text(rank)}", 6, keep=500 - at)
-            for at, rank in enumerate(frame.ranks)
+            Column(str(at), title, max(6, len(title)), keep=500 - at)
+            for at, title in enumerate(titles)
         ]
         table.set_columns(columns)
         colours = palette(dark=self.app.current_theme.dark)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from megatrace.ring.aggregate import Aggregate
 from megatrace.ring.sums import Sums
-from megatrace.schema.layout import LEVEL_COUNTERS, LEVEL_OFF, LEVEL_TIMELINE
+from megatrace.schema.layout import LEVEL_COUNTERS, LEVEL_OFF, LEVEL_TIMELINE, LINE_BYTES
 from megatrace.tui.model import F8, Frame, RankState, Status
 from megatrace.tui.numbers import number
 
@@ -96,6 +96,7 @@ def live_status(now: Aggregate, old: Aggregate, before: Aggregate | None) -> Sta
     ended = _left_out(now)
     lost = int(now.ranks["lines_lost"].sum()) + ended["lines_lost"]
     read = int(now.ranks["lines_read"].sum()) + ended["lines_read"]
+    lines = _lines_written(now) - _lines_written(old)
     host_lost = int(now.ranks["host_lost"].sum()) + ended["host_lost"]
     asked = now.note.get("asked")
     asked = asked if isinstance(asked, dict) else {}
@@ -118,6 +119,7 @@ def live_status(now: Aggregate, old: Aggregate, before: Aggregate | None) -> Sta
         loss=_loss(lost, read, host_lost),
         lossy=bool(lost or host_lost),
         clock_error_ns=None if np.isnan(now.clock_error_ns) else now.clock_error_ns,
+        line_bytes_per_s=max(0, lines) * LINE_BYTES / span_s if span_s > 0 else None,
         file_bytes=now.file_bytes,
         span=f"last {since:.0f} s" if before else f"all {since:.0f} s",
         ranks=ranks,
@@ -132,6 +134,12 @@ def _left_out(now: Aggregate) -> dict[str, int]:
     told = told if isinstance(told, dict) else {}
     names = ("processes", "lines_read", "lines_lost", "host_lost")
     return {name: value if isinstance(value := told.get(name), int) else 0 for name in names}
+
+
+def _lines_written(page: Aggregate) -> int:
+    """Lines of all processes, read or lost."""
+    ended, names = _left_out(page), ("lines_read", "lines_lost")
+    return sum(int(page.ranks[name].sum()) + ended[name] for name in names)
 
 
 def _sampling(now: Aggregate, asked: dict[str, object]) -> str:

@@ -50,6 +50,8 @@ class _Loaded:
     floors: LaunchFloors | None = None
     no_floor: str = ""
     """Why not; "" where nobody asked."""
+    bounds: tuple[str, ...] = ()
+    """On which side of the floors the true ones lie."""
     share: float = 0.0
     error: MegatraceError | None = None
 
@@ -188,7 +190,10 @@ class CaptureSource:
 
     def _read_floors(self, capture: Capture, flat: Flat) -> None:
         """Another reading, where the capture says bytes: the tables stand by then."""
-        from megatrace.analysis.floors import why_not
+        import pandas as pd
+
+        from megatrace.analysis.floor_text import bounds_text
+        from megatrace.analysis.floors import part_recorded, why_not
         from megatrace.analysis.traffic import Bandwidth, Traffic, floor
         from megatrace.analysis.windows import windows
 
@@ -198,9 +203,11 @@ class CaptureSource:
         if why:
             self._loaded.no_floor = why if traffic.said or given is not None else ""
             return
-        self._loaded.floors = _floors_of(
-            flat, [floor(trace, traffic) for trace in windows(capture)]
-        )
+        frames = [floor(trace, traffic) for trace in windows(capture)]
+        if any((frame["fraction"] >= 0).any() for frame in frames):
+            part = part_recorded(pd.concat(frames))
+            self._loaded.bounds = tuple(bounds_text(part, traffic.left_out))
+        self._loaded.floors = _floors_of(flat, frames)
 
     def _progress(self, share: float) -> None:
         self._loaded.share = share
@@ -238,8 +245,9 @@ class CaptureSource:
             clock_error_ns=max(errors, default=None),
             file_bytes=capture.size_bytes,
             ranks=tuple(self._rank(flat, at) for at in range(len(flat.ranks))),
-            notes=tuple(
-                _notes(capture, flat, took, counters=loaded.counters, no_floor=loaded.no_floor)
+            notes=(
+                *_notes(capture, flat, took, counters=loaded.counters, no_floor=loaded.no_floor),
+                *loaded.bounds,
             ),
         )
 

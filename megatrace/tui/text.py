@@ -41,6 +41,8 @@ def facts_of(status: Status) -> list[tuple[str, str]]:
         parts.append((status.loss, "bad" if status.lossy else "good"))
     if status.ranks:
         parts.append((f"clock {clock_text(status.clock_error_ns)}", ""))
+    if status.line_bytes_per_s is not None:
+        parts.append((f"overhead {size_text(status.line_bytes_per_s)}/s of lines", ""))
     if status.file_bytes:
         parts.append((size_text(status.file_bytes), "dim"))
     if status.span:
@@ -119,6 +121,7 @@ def to_dict(status: Status, frame: Frame | None) -> dict[str, object]:
         "sampling": status.sampling,
         "loss": status.loss,
         "clock_error_ns": status.clock_error_ns,
+        "line_bytes_per_s": status.line_bytes_per_s,
         "file_bytes": status.file_bytes,
         "span": status.span,
         "notes": list(status.notes),

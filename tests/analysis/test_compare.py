@@ -238,7 +238,7 @@ def test_step_by_step_is_the_same_as_at_once() -> None:
         assert len(list(windows(capture, small_lines=0))) == whole.steps == parts.steps == 4
     at_once, by_step = (s.values.set_index(order)["ns"].sort_index() for s in (whole, parts))
     assert by_step.equals(at_once)
-    assert (parts.launches, parts.tokens, parts.grid_blocks) == (12, 16, 2)
+    assert (parts.launches, parts.tokens, parts.grid_blocks) == (16, 16, 2)
 
 
 def test_the_json_has_every_row_and_no_nan(base: Side, slow: Side) -> None:

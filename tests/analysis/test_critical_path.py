@@ -154,7 +154,7 @@ def test_the_path_of_every_real_launch_and_step_is_as_long_as_it(file: Path) -> 
         abuts(frame)
         assert frame["dur_ns"].sum() == of["end_ns"].max() - of["begin_ns"].min()
         assert frame["launch_no"].is_monotonic_increasing
-        assert frame["launch_no"].nunique() == 3
+        assert set(frame["launch_no"]) == set(of["launch_no"])
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrace.analysis import summarise, to_text, views
+from megatrace.analysis import decode, summarise, to_text, views
 from megatrace.analysis.floors import CPU, NO_LAUNCH, floors, floors_of
 from megatrace.analysis.traffic import NO_BANDWIDTH, NOT_SAID, Bandwidth, Traffic
 from megatrace.capture.reader import open_capture
@@ -81,9 +81,53 @@ def test_what_is_left_out_is_said_beside_the_fraction(tmp_path: Path) -> None:
     with open_capture(both(tmp_path / "a.mtr", said)) as opened:
         report = replace(summarise(opened), floor=floors_of(opened))
     text = " ".join(to_text(report).split())
-    assert "keys and values: read beside and not counted, so it is no less than this" in text
+    assert "of the floor is no less than this: not counted: keys and values" in text
     assert "at 4.00 TB/s, measured by the program that was recorded: a copy of 2 GiB" in text
     assert "All together: 20 %" in text
+
+
+def test_of_a_part_of_the_blocks_it_is_at_most_this_and_never_no_less(tmp_path: Path) -> None:
+    said = replace(SAID, left_out="keys and values")
+    made = experts()
+    made.blocks = 3  # of the grid; the first alone has left lines
+    facts = {LAUNCH_BYTES: said.to_fact(), COPY_BANDWIDTH: MEASURED}
+    with open_capture(capture(tmp_path / "a.mtr", made, **facts)) as opened:
+        found = floors_of(opened)
+        frame = views.floor(decode(opened), Traffic.of(opened))
+        report = replace(summarise(opened), floor=found)
+    assert found.part_recorded == "1 of 3 blocks"
+    assert {*zip(frame["blocks_seen"], frame["blocks"], strict=True)} == {(1, 3)}
+    assert frame["clock_error_ns"].between(0, 100).all()
+    text = " ".join(to_text(report).split())
+    assert "at most this of the bytes counted: 1 of 3 blocks were recorded" in text
+    assert "Not counted in the floor: keys and values." in text
+    assert "of the floor is no less" not in text
+
+
+def test_each_rank_is_held_against_the_bandwidth_that_it_measured(tmp_path: Path) -> None:
+    path = tmp_path / "a.mtr"
+    writer = CaptureWriter(path)
+    writer.write_meta("capture", command=["demo"], device="cuda", options={})
+    for rank, rate in ((0, 4e12), (1, 2e12), (2, None)):
+        facts = {LAUNCH_BYTES: SAID.to_fact()}
+        facts |= {} if rate is None else {COPY_BANDWIDTH: {**MEASURED, "bytes_per_s": rate}}
+        for name, value in facts.items():
+            writer.write_meta("fact", rank, name=name, process=f"rank{rank:04}", value=value)
+        experts(rank=rank).write_to(writer)
+    writer.finish()
+    with open_capture(path) as opened:
+        frame = views.floor(decode(opened), Traffic.of(opened))
+        given = views.floor(decode(opened), Traffic.of(opened, Bandwidth(8e12)))
+        found = floors_of(opened)
+    first = frame[(frame["layer"] == 0) & (frame["step"] == 1)]
+    assert first["floor_ns"].tolist() == [11_000, 22_000, -1]
+    assert (frame.loc[frame["rank"] == 2, "fraction"] == -1).all()
+    assert given.loc[first.index, "floor_ns"].tolist() == [5_500] * 3
+    assert found.bandwidth_bytes_per_s == 2e12
+    assert found.bandwidth_from == (
+        "measured by the program that was recorded: a copy of 2 GiB; the least of its ranks, "
+        "the most is 4.00 TB/s; not known of rank 2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,8 +162,6 @@ def test_where_it_is_not_known_the_report_says_why(
 
 def test_the_host_build_has_bytes_and_no_fraction(tmp_path: Path) -> None:
     with open_capture(both(tmp_path / "a.mtr", device=0)) as opened:
-        from megatrace.analysis import decode
-
         frame = views.floor(decode(opened), Traffic.of(opened))
     assert (frame["fraction"] == -1).all()
     assert 44_000_000 in frame["bytes"].tolist()

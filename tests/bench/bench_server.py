@@ -336,6 +336,7 @@ def served(
             env={**os.environ, **variables},
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
     try:
         say(f"the server starts; it writes {options.log}")
@@ -349,7 +350,8 @@ def served(
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # the server too: it holds the GPU
+            process.wait()
 
 
 def wait_ready(example: ModuleType, port: int, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from megatrace.analysis.rank import probed_rings
 from megatrace.capture.reader import open_capture
 from megatrace.cli.shown import typical_step
+from tests.analysis.small import MUSE
 from tests.build import MS, Build, write
 from tests.collect.helpers import megatrace
 from tests.export.trace_processor import OpenTrace
@@ -219,6 +221,19 @@ def test_the_step_of_a_large_capture_is_one_that_it_has(recorded: Path) -> None:
     assert chosen is not None
     assert len(chosen) == 1
     assert 1 <= chosen[0] <= 40
+
+
+def test_a_capture_of_few_sms_has_a_typical_step_too(tmp_path: Path) -> None:
+    """2 of 132 blocks hold lines: rings looked at must be of those."""
+    output = tmp_path / "run.csv"
+    body = json.loads(export(MUSE, output, "--json").stdout)
+    assert len(steps_in(output)) == 1
+    assert body["left_out"] == [f"all but step {min(steps_in(output))}"]
+    with open_capture(MUSE) as capture:
+        held = set(capture.line_index().ring.tolist())
+        assert len(probed_rings(capture, None)) == 8
+        assert probed_rings(capture, [0]) <= held
+        assert probed_rings(capture, [7]) == set()
 
 
 @pytest.mark.usefixtures("plain_terminal")

@@ -75,6 +75,20 @@ def test_the_overview_of_a_capture_has_the_fraction_beside_the_time(path: Path) 
     assert [row["floor"] for row in layers if row["kernel"] == "embed"] == [None]
 
 
+def test_of_few_sms_every_view_says_that_it_is_at_most_this(path: Path) -> None:
+    says = "is at most this: 9 of 132 blocks were recorded"
+    assert says in " ".join(megatrace("report", path).stdout.split())
+    floor = json.loads(megatrace("report", path, "--json").stdout)["floor"]
+    assert floor["part_recorded"] == "9 of 132 blocks"
+    table = megatrace("tables", path, "floor", "--json")
+    assert says in table.stderr
+    assert {(row["blocks_seen"], row["blocks"]) for row in json.loads(table.stdout)["rows"]} == {
+        (9, 132)
+    }
+    notes = json.loads(megatrace("view", path, "--json").stdout)["notes"]
+    assert any(says in note for note in notes)
+
+
 @pytest.mark.parametrize("rate", ["4.2", "fast", "4.2TB", "-1TB/s", "0TB/s", "4TiB/s"])
 def test_what_is_no_bandwidth_is_refused(path: Path, rate: str) -> None:
     done = megatrace("report", path, "--bandwidth", rate)

@@ -12,10 +12,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 from megatrace.analysis import decode, views
 from megatrace.analysis.columns import TABLES
 from megatrace.capture.reader import open_capture
+from megatrace.cli import tables
 from tests.analysis.small import MUSE, STREAM
 from tests.build import Build, demo, write
 
@@ -91,11 +93,29 @@ def test_one_rank_alone_can_be_asked_for(tmp_path: Path) -> None:
     assert {row["rank"] for row in rows(path, "launch_times", "--rank", 1)} == {1}
 
 
+@pytest.mark.parametrize("rank", ["2", "1#2", "70000", "0#257", "256#1", "one", "-1"])
+def test_a_rank_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path, rank: str) -> None:
+    path = write(tmp_path / "two.mtr", *demo(ranks=2))
+    done = megatrace("tables", path, "launch_times", "--rank", rank, code=2)
+    error, next_step = done.stderr.splitlines()
+    assert rank in error
+    assert "it has 0, 1" in next_step
+    assert done.stdout == ""
+
+
 def test_a_critical_path_is_of_the_launch_or_step_asked_for() -> None:
     launch = rows(MUSE, "critical_path", "--launch", 4)
     assert {row["launch_no"] for row in launch} == {4}
-    assert {row["launch_no"] for row in rows(MUSE, "critical_path", "--step", 2)} == {3, 4, 5}
+    assert {row["launch_no"] for row in rows(MUSE, "critical_path", "--step", 2)} == {4, 5, 6, 7}
     assert len({row["step"] for row in rows(MUSE, "critical_path")}) == 1
+
+
+def test_a_large_capture_of_few_sms_has_a_typical_step_for_its_critical_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "_SMALL_LINES", 0)
+    done = CliRunner().invoke(tables.command, [str(MUSE), "critical_path", "--json"])
+    assert len({row["step"] for row in json.loads(done.stdout)["rows"]}) == 1
 
 
 def test_the_text_is_short_and_says_what_it_leaves_out() -> None:
@@ -147,7 +167,7 @@ def test_an_empty_table_says_why(tmp_path: Path) -> None:
     done = megatrace("tables", path, "stall_classes")
     assert "no kernel was traced" in done.stderr
     assert done.stdout.split()[:2] == ["rank", "launch_no"]
-    assert "nothing in this capture" in megatrace("tables", MUSE, "expert_traffic").stderr
+    assert "nothing in this capture" in megatrace("tables", STREAM, "expert_traffic").stderr
 
 
 def test_loss_is_said_with_the_table(tmp_path: Path) -> None:

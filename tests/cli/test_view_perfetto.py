@@ -275,8 +275,8 @@ def test_nobody_else_can_read_the_trace_and_it_goes_with_the_server(served: Serv
 def served_talk(port: int) -> str:
     """All that is said, in order."""
     return (
-        "megatrace: shows 2,540 slices of step 2; nothing lost; left out: 3 of 4 steps; "
-        "GPU clock ±6,412 ns; host ±1.2 us\n"
+        "megatrace: shows 2,690 slices of step 3; nothing lost; left out: 3 of 4 steps, "
+        "15 of 90 arrows; GPU clock ±4,038 ns; host ±1.2 us\n"
         f"megatrace: from another machine, first: ssh -L {port}:127.0.0.1:{port} "
         f"{os.uname().nodename}\n"
         "megatrace: the link opens once; ctrl-C ends it\n"
@@ -378,6 +378,6 @@ def test_a_real_browser_opens_the_link_and_hears_from_nobody_else(
     served: Serving, tmp_path: Path
 ) -> None:
     shot = shoot(served.link, tmp_path / "view.png", until="warp_us")
-    for row in ("rank 0 CPU", "rank 0 GPU", "late prefetches", "block 8 (SM 0)", "tensor w0"):
+    for row in ("rank 0 CPU", "rank 0 GPU", "late prefetches", "block 108 (SM 0)", "tensor w0"):
         assert row in shot.text
     assert shot.got == {f"http://127.0.0.1:{served.port}"}

@@ -13,6 +13,7 @@ import pytest
 
 from megatrace.capture.reader import open_capture
 from tests.collect.helpers import FAKE_RANK, megatrace, record, sessions_left
+from tests.collect.test_processes import fake, in_turn, rings_left
 
 
 @pytest.fixture
@@ -50,6 +51,19 @@ def test_a_full_disk_ends_the_writing_and_not_the_program(small_disk: Path) -> N
     assert "lines not written" in written
     assert after == f"megatrace: next: megatrace recover {output}.part"
     assert sessions_left() == []
+
+
+def test_a_ring_gives_its_memory_back_after_the_disk_filled_too(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    program = in_turn(fake("a", 800), rings_left(seen))
+    done = record(small_disk / "run.mtr", *program, options=("--json",))
+    body = json.loads(done.stdout)
+    assert seen.read_text() == "0"
+    with open_capture(body["path"]) as capture:
+        assert body["lines_dropped"] > 0
+        assert len(capture.line_index()) + body["lines_dropped"] == body["lines"]
 
 
 def test_a_runtime_directory_too_small_for_a_session_is_one_clear_line(

@@ -14,14 +14,16 @@ import pytest
 from megatrace.capture.reader import Capture, open_capture
 from megatrace.collect.numbers import Numbers, Origin
 from megatrace.collect.publish import MAX_ENDED, left_out, shown
+from megatrace.collect.pump import Pump
 from megatrace.collect.salvage import salvage
+from megatrace.collect.sink import Sink
 from megatrace.collect.source import Source
 from megatrace.errors import RingError
 from megatrace.ring.aggregate import AggregatePage
 from megatrace.ring.control import read_ack
 from megatrace.ring.file import RingFile
 from megatrace.ring.session import Session
-from megatrace.schema.processes import number_of, rank_text
+from megatrace.schema.processes import number_of, parse_rank, rank_text
 from tests.collect.fake_rank import FakeRank, make_ring
 from tests.collect.helpers import (
     FAKE_RANK,
@@ -92,9 +94,9 @@ def test_processes_of_one_rank_at_once_are_kept_apart_with_their_loss(tmp_path: 
         assert read["small"] + lost["small"] == 400 * a_step
 
 
-def test_a_ring_gives_its_memory_back_before_the_next_process_needs_it(tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    look = (
+def rings_left(seen: Path) -> tuple[str, ...]:
+    """A program that waits until no ring is left, and writes how many are to ``seen``."""
+    return (
         sys.executable,
         "-c",
         "import os, pathlib, sys, time\n"
@@ -103,8 +105,12 @@ def test_a_ring_gives_its_memory_back_before_the_next_process_needs_it(tmp_path:
         "while list(session.glob('*.ring')) and time.monotonic() < give_up: time.sleep(0.01)\n"
         f"pathlib.Path({str(seen)!r}).write_text(str(len(list(session.glob('*.ring')))))",
     )
+
+
+def test_a_ring_gives_its_memory_back_before_the_next_process_needs_it(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
     output = tmp_path / "run.mtr"
-    record(output, *in_turn(fake("a", 10), look, fake("a", 10)))
+    record(output, *in_turn(fake("a", 10), rings_left(seen), fake("a", 10)))
     assert seen.read_text() == "0"
     with open_capture(output) as capture:
         assert lines_by_rank(capture).keys() == {"0", "0#2"}  # the same file name twice
@@ -218,6 +224,72 @@ def test_a_kernel_alone_is_no_part_of_the_server_that_follows() -> None:
     assert numbers.take(Origin(0, 2, "main", False)) == number_of(0, 2)
     assert numbers.take(Origin(0, 3, "scheduler", False)) == number_of(0, 2)
     assert numbers.take(Origin(0, 3, "rank0-3", True)) == number_of(0, 2)
+
+
+def take(numbers: Numbers, rank: int, pid: int, *living: tuple[str, int]) -> str:
+    """Of a kernel's ring, beside the rings of that rank and pid that live."""
+    there = [(parse_rank(text), other) for text, other in living]
+    return rank_text(numbers.take(Origin(rank, pid, f"k{pid}", True), there) or 0)
+
+
+def test_ranks_that_run_together_are_of_one_run_whatever_ran_before() -> None:
+    numbers = Numbers()
+    assert take(numbers, 0, 1) == "0"
+    assert take(numbers, 0, 2) == "0#2"
+    assert take(numbers, 1, 3, ("0#2", 2)) == "1#2"
+    assert take(numbers, 1, 4, ("0#2", 2)) == "1#3"
+    assert take(numbers, 0, 5, ("1#3", 4)) == "0#3"
+
+
+def test_two_rings_of_each_process_are_paired_in_their_order() -> None:
+    numbers = Numbers()
+    assert [take(numbers, 0, 1), take(numbers, 0, 1, ("0", 1))] == ["0", "0#2"]
+    assert take(numbers, 1, 2, ("0", 1), ("0#2", 1)) == "1"
+    assert take(numbers, 1, 2, ("0", 1), ("0#2", 1), ("1", 2)) == "1#2"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("found_at_once", [False, True])
+def test_a_warm_up_of_one_rank_does_not_set_the_ranks_of_a_server_apart(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    order: tuple[int, int],
+    found_at_once: bool,
+) -> None:
+    monkeypatch.setattr("megatrace.collect.pump._SAME_RUN_S", 0.0)  # no time between programs
+    session = Session.create("warm")
+    pump = Pump(session.path, Sink(tmp_path / "run.mtr"))
+
+    def start(name: str, rank: int) -> RingFile:
+        return make_ring(session.path, rank, blocks=1, lines=8, layers=1, name=name)
+
+    warm_up = start("warm-up", 0)
+    pump.scan()
+    warm_up.mark_closed()
+    warm_up.close()
+    pump.retire()
+    server = []
+    for rank in order:
+        server.append(start(f"server{rank}", rank))
+        if not found_at_once:
+            pump.scan()
+    pump.scan()
+    assert sorted(rank_text(source.rank) for source in pump.sources) == ["0", "0#2", "1#2"]
+    for ring in server:
+        ring.close()
+    pump.close()
+    session.close(remove=True)
+
+
+def test_ranks_recorded_after_a_warm_up_of_one_of_them_have_one_number(tmp_path: Path) -> None:
+    output = tmp_path / "run.mtr"
+    after = "until [ -e $MEGATRACE_SESSION/b.ring ]; do sleep 0.02; done; sleep 0.3; " + " ".join(
+        fake("c", 5, "--rank", "1")
+    )
+    server = at_once(fake("b", 5, "--linger-s", "3"), ("sh", "-c", after))
+    assert record(output, *in_turn(fake("a", 5), server)).returncode == 0
+    with open_capture(output) as capture:
+        assert lines_by_rank(capture).keys() == {"0", "0#2", "1#2"}
 
 
 def test_more_processes_than_a_capture_has_numbers_for_are_refused() -> None:

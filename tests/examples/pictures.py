@@ -165,14 +165,14 @@ def call(connection: ClientConnection, number: int, method: str, **params: objec
 
 
 PICTURES: dict[Path, Terminal | Live | Perfetto] = {
-    READ / "layers.png": Terminal(MUSE, "warp time"),
-    READ / "layer.png": Terminal(MUSE, "experts_up", ("down", "enter")),
+    READ / "layers.png": Terminal(MUSE, "roles of layer 1", ("down", "down")),
+    READ / "layer.png": Terminal(MUSE, "experts_up", ("down", "down", "enter")),
     READ / "warps.png": Terminal(
-        MUSE, "tensor at", ("down", "enter", "tab", "tab", "enter", "n"), (110, 30)
+        MUSE, "tensor at", ("down", "down", "enter", "tab", "tab", "enter", "n"), (110, 30)
     ),
     READ / "step.png": Perfetto(MUSE, size=(1400, 680)),
     READ / "block.png": Perfetto(
-        MUSE, block=27, part_us=(18, 64), select=("first_weights", 56), size=(1400, 1050)
+        MUSE, block=131, part_us=(18, 50), select=("first_weights", 7), size=(1400, 1050)
     ),
     **{
         LATE / f"{variant}.png": Perfetto(

@@ -25,11 +25,11 @@ from megatrace.export.html_page import to_html
 from megatrace.export.html_tables import CLASSES, PageTables, gather
 from megatrace.export.output import OutputError
 from tests.build import MS, Build, Launch, Rec, demo, point, stall, write
-from tests.said import with_floor
+from tests.said import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
 MUSE = ROOT / "tests/muse/h200.mtr"
-SECTIONS = {"stalls", "roles", "launches", "prefetch", "waits", "sms", "steps"}
+SECTIONS = {"floor", "stalls", "roles", "launches", "prefetch", "waits", "sms", "steps"}
 
 
 def page(capture_path: Path, tmp_path: Path, **how: Any) -> str:
@@ -106,10 +106,10 @@ def test_bars_are_the_shares_of_the_table_of_classes() -> None:
     want = 100 * of.loc[of["class"] == "space", "dur_ns"].sum() / of["dur_ns"].sum()
     figure = next(f for f in stalls_by_layer(tables) if f.name == "loader")
     bar = next(t for t in figure.data if t["name"] == "free stage")
-    assert bar["y"] == ["layer 0", "layer 1", "layer 2"]
-    assert bar["x"][1] == pytest.approx(want, rel=1e-4)
-    whole = [sum(t["x"][i] for t in figure.data) for i in range(3)]
-    assert whole == pytest.approx([100, 100, 100], abs=0.01)
+    assert bar["y"] == ["embed 0", "layer 0", "layer 1", "layer 2"]
+    assert bar["x"][2] == pytest.approx(want, rel=1e-4)
+    whole = [sum(t["x"][i] for t in figure.data) for i in range(4)]
+    assert whole == pytest.approx([100] * 4, abs=0.01)
 
 
 def test_every_class_has_a_name_and_a_colour_in_both_themes() -> None:
@@ -122,16 +122,22 @@ def test_every_class_has_a_name_and_a_colour_in_both_themes() -> None:
 
 
 def test_the_floor_has_a_bar_a_layer_or_says_why_it_has_none(tmp_path: Path, muse: str) -> None:
-    text = page(with_floor(tmp_path / "floor.mtr"), tmp_path)
-    (figure,) = figures_in(text)["floor"]
+    (figure,) = figures_in(muse)["floor"]
     assert figure["data"][0]["x"] == [0, 1, 2]
     assert all(30 < share < 100 for share in figure["data"][0]["y"])
-    assert "At 4.20 TB/s, measured by the program that was recorded" in text
-    assert "floor" not in figures_in(muse)
-    assert "the program did not say what a launch must read" in outside_scripts(muse)
-    half = page(tmp_path / "floor.mtr", tmp_path, bandwidth=Bandwidth(2.1e12))
-    again = figures_in(half)["floor"][0]["data"][0]["y"]
-    assert again == pytest.approx([2 * share for share in figure["data"][0]["y"]], rel=1e-3)
+    assert "At 4.25 TB/s, measured by the program that was recorded" in muse
+    assert "is at most this: 2 of 132 blocks were recorded" in muse
+    unsaid = page(BLOCKS, tmp_path)
+    assert "floor" not in figures_in(unsaid)
+    assert "the program did not say what a launch must read" in outside_scripts(unsaid)
+
+
+def test_the_floor_is_of_the_bandwidth_that_was_asked_for(tmp_path: Path) -> None:
+    shares = [
+        figures_in(page(MUSE, tmp_path, bandwidth=Bandwidth(rate)))["floor"][0]["data"][0]["y"]
+        for rate in (4e12, 2e12)
+    ]
+    assert shares[1] == pytest.approx([2 * share for share in shares[0]], rel=1e-3)
 
 
 def test_the_matrix_says_which_block_came_last(tmp_path: Path) -> None:
@@ -243,7 +249,7 @@ def test_a_verb_writes_it_and_keeps_stdout_empty(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "megatrace", "report", str(MUSE), "--html", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"megatrace: wrote {output}: 7 plots of 12 launches")
+    assert done.stderr.startswith(f"megatrace: wrote {output}: 8 plots of 16 launches")
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "exists" in again.stderr

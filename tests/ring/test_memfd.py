@@ -7,7 +7,9 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +102,32 @@ def test_too_little_memory_for_a_memfd_is_one_clear_error(
         RingFile.create(small / "r.ring", SPEC)
     assert "--shm-size" in caught.value.hint
     assert not (small / "r.ring").exists()
+
+
+def test_rings_made_together_do_not_take_the_same_memory(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free_memory_bytes() -> int:
+        links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        taken = sum(fd.stat().st_size for fd in links if "memfd:megatrace" in str(target(fd)))
+        time.sleep(0.1)  # long enough for the others to look as well
+        return memfd.MEMORY_RESERVE_BYTES + (3 << 20) - taken
+
+    def target(fd: Path) -> Path | None:
+        with suppress(OSError):
+            return fd.readlink()
+        return None
+
+    def make(name: str) -> RingFile | None:
+        with suppress(RingError):
+            return RingFile.create(small / name, SPEC)
+        return None
+
+    monkeypatch.setattr(memfd, "free_memory_bytes", free_memory_bytes)
+    with ThreadPoolExecutor() as pool:
+        made = [ring for ring in pool.map(make, ("a.ring", "b.ring", "c.ring")) if ring]
+    assert len(made) == 1
+    made[0].close()
 
 
 def test_a_gpus_ring_is_never_a_file_outside_of_shared_memory(tmp_path: Path) -> None:

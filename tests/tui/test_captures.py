@@ -9,6 +9,7 @@ import pytest
 from megatrace.analysis import summarise
 from megatrace.capture.reader import open_capture
 from megatrace.capture.writer import CaptureWriter
+from megatrace.schema.processes import number_of
 from megatrace.tui.model import CLASSES, layer_rows, role_rows
 from megatrace.tui.replay import CaptureSource
 from tests.build import Build, demo, write
@@ -158,3 +159,16 @@ def test_a_file_that_is_no_capture_fails_on_the_screen(tmp_path: Path, content: 
         await pilot.press("enter", "2", "3", "question_mark", "escape")
 
     drive_capture(path, steps, (140, 30))
+
+
+def test_titles_of_ranks_are_whole_so_that_processes_can_be_told_apart(tmp_path: Path) -> None:
+    """Two ranks in three processes, and one with two digits."""
+    again, tenth = demo(ranks=2)
+    again.rank, tenth.rank = number_of(0, 2), 10
+    path = write(tmp_path / "demo.mtr", *demo(ranks=1), again, tenth)
+
+    async def steps(pilot: App) -> None:
+        await pilot.press("2")
+        await shows(pilot, "rank 0  ", "rank 0#2", "rank 10", "2 ranks in 3 processes")
+
+    drive_capture(path, steps)

@@ -42,6 +42,8 @@ def test_it_waits_for_a_recording_and_shows_it_when_it_comes(tmp_path: Path) -> 
             await shows(
                 pilot, "● live", "2 ranks", "steps/s", "1 step in 5", "nothing lost", "33 %"
             )
+            await shows(pilot, "overhead ", "B/s of lines")
+            assert (main(pilot).now[0].line_bytes_per_s or 0) > 0
             (session,) = list_sessions()
             assert session.name in text(pilot)
             await pilot.press("2")

@@ -18,8 +18,9 @@
 //
 // What run() is given is in the kernel once for each level up to T's, and a launch runs what the
 // host wants of it: one that nobody wants to see is the plain kernel, but for a word that it asks
-// for at its start. `T t(trace)` in place of the two makes one body of it, which any launch
-// runs: less code, where a launch that is switched off may cost a little.
+// for at its start, and run() waits for. `T t(trace)` in place of the two makes one body of it, which
+// any launch runs: less code, where a launch that is switched off may cost a little. (Not of
+// a tracer with named warps.)
 //
 // Of the kernel: a one-dimensional grid of whole warps, as many as the agent was told, and
 // one stream per ring. Of the calls: made by whole, converged warps; arguments are the same

@@ -163,13 +163,12 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
  private:
   // Where this warp's words go is worked out while the warp has to wait anyway.
   MEGATRACE_DEVICE void begin() {
-    sums_ = p_.sums + warp_of_grid();
-    cursor_at_ = p_.cursors + warp_of_grid();
-    lines_ = p_.lines + uint64_t{warp_of_grid()} * (p_.line_mask + 1) * kLineWords;
-    sums_ = ptx::opaque(sums_);
-    cursor_at_ = ptx::opaque(cursor_at_);
-    lines_ = ptx::opaque(lines_);
-    if constexpr (kTimeline) open();
+    if constexpr (kWarps == 0) sums_ = ptx::opaque(p_.sums + warp_of_grid());
+    if constexpr (kTimeline) {
+      cursor_at_ = ptx::opaque(p_.cursors + warp_of_grid());
+      lines_ = ptx::opaque(p_.lines + uint64_t{warp_of_grid()} * (p_.line_mask + 1) * kLineWords);
+      open();
+    }
   }
 
   static MEGATRACE_DEVICE uint32_t at_most(uint64_t v, uint32_t cap) {
@@ -354,15 +353,14 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
     }
   }
 
-  // The end of a wait of a warp that keeps no lines: it says whom it waits for, as a launch of
-  // its own in the ring, gives the others time to say so too, and traps. It does not come back, so
+  // The end of a wait of a warp that keeps no lines: it says whom it waits for, in a launch of its
+  // own in the ring that begins now and never ends, gives the others time to say so too, and traps. It does not come back, so
   // that no register has to outlive a call that nobody makes.
   [[noreturn]] MEGATRACE_FUNCTION void last_words(Params p, uint32_t event, uint32_t slot,
                                                   uint64_t begin) {
     Inlined<Level::timeline, Detail::stalls, Head::late> t(p);
     t.after_dependency();
     t.hang(event, slot, begin);
-    t.end();
     while (ptx::clock64() - begin < ptx::kTrapCycles) ptx::spin_pause("the end", event);
     ptx::trap();
     __builtin_unreachable();
@@ -372,22 +370,22 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   friend class Inlined;
 
   const Params p_;
-  uint2 control_;   // step id, level
-  uint64_t* sums_;  // of this warp, by cause
-  uint4* cursor_at_;
-  uint32_t* lines_;         // of this warp
-  uint4 cursor_ = {};       // lines, words and launches of this warp before this launch
-  bool ended_ = false;      // looked at where there is time to
-  bool asked_ = false;      // the cursor is on its way
-  bool headed_ = false;     // head() was called; looked at where there is time to
-  bool live_ = false;       // lines are wanted; known from the first on
-  uint64_t ns_ = 0;         // globaltimer at launch start
-  uint64_t t0_ = 0;         // clock, read with it
-  uint32_t line_word_ = 0;  // this lane's word of the line in progress
-  uint32_t place_ = ~0u;    // which record word of a line that is; none for the two numbers
-  uint32_t used_ = 0;       // record words in the line in progress
-  uint32_t flushed_ = 0;    // lines finished by this launch
-  uint32_t words_ = 0;      // record words in them
+  uint2 control_;             // step id, level
+  uint64_t* sums_ = nullptr;  // of this warp, by cause
+  uint4* cursor_at_ = nullptr;
+  uint32_t* lines_ = nullptr;  // of this warp
+  uint4 cursor_ = {};          // lines, words and launches of this warp before this launch
+  bool ended_ = false;         // looked at where there is time to
+  bool asked_ = false;         // the cursor is on its way
+  bool headed_ = false;        // head() was called; looked at where there is time to
+  bool live_ = false;          // lines are wanted; known from the first on
+  uint64_t ns_ = 0;            // globaltimer at launch start
+  uint64_t t0_ = 0;            // clock, read with it
+  uint32_t line_word_ = 0;     // this lane's word of the line in progress
+  uint32_t place_ = ~0u;       // which record word of a line that is; none for the two numbers
+  uint32_t used_ = 0;          // record words in the line in progress
+  uint32_t flushed_ = 0;       // lines finished by this launch
+  uint32_t words_ = 0;         // record words in them
   StallSums<kWarps> stalls_;
 };
 
