@@ -106,7 +106,8 @@ inline void hang_case(const Numbers&) {
   try {
     host::launch(1, 64, 0, [&] {
       megatrace::spin_bounded(
-          "never", threadIdx.x, [] { return false; }, [&] { told++; }, megatrace::ptx::clock64());
+          "never", threadIdx.x, [] { return false; }, [&] { told++; },
+          [] { megatrace::ptx::trap(); }, megatrace::ptx::clock64());
     });
   } catch (const std::runtime_error&) {
     std::printf("%u\n", told);
