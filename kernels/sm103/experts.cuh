@@ -229,7 +229,8 @@ MEGATRACE_DEVICE float4 multiply_stages(T& t, Shared& s, Stages& stages, const E
   const uint32_t token = min(first + (lane >> 2), kTokens - 1);
   uint32_t column = stage * Experts::kStageColumns;
   const char* x = s.work + token * token_stride(m.columns) + (lane & 3) * 32 + column * 2;
-  float sum[8] = {}, odd[8] = {};
+  // Four sums: a product that adds to the one before waits for it.
+  float even[2][4] = {}, odd[2][4] = {};
 #pragma unroll 1
   for (; count != 0; --count, column += Experts::kStageColumns) {
     const uint32_t blocks = min(Experts::kStageColumns, m.columns - column) / 64;
@@ -238,13 +239,15 @@ MEGATRACE_DEVICE float4 multiply_stages(T& t, Shared& s, Stages& stages, const E
     for (uint32_t block = 0; block < blocks; ++block) {
       const uint4 x0 = *reinterpret_cast<const uint4*>(x);
       const uint4 x1 = *reinterpret_cast<const uint4*>(x + 16);
-      Experts::multiply(sum, odd, weights, blocks, block, x0, x1);
+      Experts::multiply(even, odd, weights, blocks, block, x0, x1);
       x += 128;
     }
     stages.release(t);
   }
-  return make_float4((sum[0] + odd[0]) + (sum[4] + odd[4]), (sum[1] + odd[1]) + (sum[5] + odd[5]),
-                     (sum[2] + odd[2]) + (sum[6] + odd[6]), (sum[3] + odd[3]) + (sum[7] + odd[7]));
+  float sum[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] = (even[0][i] + odd[0][i]) + (even[1][i] + odd[1][i]);
+  return make_float4(sum[0], sum[1], sum[2], sum[3]);
 }
 
 // Lane (g, j) has rows g of the tokens 2 j and 2 j + 1; neighbours in g swap, so that each ends

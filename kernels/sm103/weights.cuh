@@ -16,17 +16,15 @@ struct Bf16Experts {
   // Expert inputs as the tensor cores take them here: bf16 as they are.
   static MEGATRACE_DEVICE uint32_t operand(uint32_t bf16_pair) { return bf16_pair; }
 
-  static MEGATRACE_DEVICE void multiply(float (&even)[8], float (&odd)[8], const char* stage,
+  static MEGATRACE_DEVICE void multiply(float (&even)[2][4], float (&odd)[2][4], const char* stage,
                                         uint32_t /*blocks*/, uint32_t block, const uint4& x0,
                                         const uint4& x1) {
     const uint4* a = reinterpret_cast<const uint4*>(stage + block * kBlockBytes) + ptx::lane_id();
     const uint4 w0 = a[0], w1 = a[32], w2 = a[64], w3 = a[96];
-    float (&e4)[4] = reinterpret_cast<float (&)[4]>(even),
-          (&o4)[4] = reinterpret_cast<float (&)[4]>(odd);
-    ptx::mma_bf16(e4, w0.x, w0.y, w0.z, w0.w, x0.x, x0.y);
-    ptx::mma_bf16(o4, w1.x, w1.y, w1.z, w1.w, x0.z, x0.w);
-    ptx::mma_bf16(e4, w2.x, w2.y, w2.z, w2.w, x1.x, x1.y);
-    ptx::mma_bf16(o4, w3.x, w3.y, w3.z, w3.w, x1.z, x1.w);
+    ptx::mma_bf16(even[0], w0.x, w0.y, w0.z, w0.w, x0.x, x0.y);
+    ptx::mma_bf16(odd[0], w1.x, w1.y, w1.z, w1.w, x0.z, x0.w);
+    ptx::mma_bf16(even[0], w2.x, w2.y, w2.z, w2.w, x1.x, x1.y);
+    ptx::mma_bf16(odd[0], w3.x, w3.y, w3.z, w3.w, x1.z, x1.w);
   }
 };
 
@@ -69,7 +67,7 @@ struct Nvfp4Experts {
     return ptx::pack_f16(ptx::bf16_low(bf16_pair), ptx::bf16_high(bf16_pair));
   }
 
-  static MEGATRACE_DEVICE void multiply(float (&even)[8], float (&odd)[8], const char* stage,
+  static MEGATRACE_DEVICE void multiply(float (&even)[2][4], float (&odd)[2][4], const char* stage,
                                         uint32_t blocks, uint32_t block, const uint4& x0,
                                         const uint4& x1) {
     const uint32_t lane = ptx::lane_id();
@@ -78,10 +76,8 @@ struct Nvfp4Experts {
         Layout::scale(reinterpret_cast<const uint16_t*>(stage + blocks * 512)[block * 32 + lane]);
     const uint32_t low = ptx::byte_permute(scales, scales, 0x1010);   // of row g
     const uint32_t high = ptx::byte_permute(scales, scales, 0x3232);  // of row g + 8
-    half(reinterpret_cast<float (&)[4]>(even[0]), reinterpret_cast<float (&)[4]>(odd[0]), q.x, q.z,
-         low, high, x0);
-    half(reinterpret_cast<float (&)[4]>(even[4]), reinterpret_cast<float (&)[4]>(odd[4]), q.y, q.w,
-         low, high, x1);
+    half(even[0], odd[0], q.x, q.z, low, high, x0);
+    half(even[1], odd[1], q.y, q.w, low, high, x1);
   }
 
  private:

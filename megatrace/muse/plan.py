@@ -332,6 +332,7 @@ def launch_bytes(
     *,
     context: int | None = None,
     rows: int = 1,
+    cache: CacheKind = "bf16",
 ) -> LaunchBytes:
     """What launches of the fused kernel must read on one rank, as its capture says it.
 
@@ -343,7 +344,14 @@ def launch_bytes(
     for layer, kind in enumerate(kinds):
         none, one = (
             layer_floor(
-                model, rank, layer, kind=kind, distinct=hit, context=context or 0, rows=rows
+                model,
+                rank,
+                layer,
+                kind=kind,
+                distinct=hit,
+                context=context or 0,
+                rows=rows,
+                cache=cache,
             )
             for hit in (0, 1)
         )

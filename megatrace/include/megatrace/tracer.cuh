@@ -18,8 +18,8 @@
 //
 // What run() is given is in the kernel once for each level up to T's, and a launch runs what the
 // host wants of it: one that nobody wants to see is the plain kernel, but for a word that it asks
-// for at its start, and run() waits for. `T t(trace)` in place of the two makes one body of it, which
-// any launch runs: less code, where a launch that is switched off may cost a little. (Not of
+// for at its start, and run() waits for. `T t(trace)` in place of the two makes one body of it,
+// which any launch runs: less code, where a launch that is switched off may cost a little. (Not of
 // a tracer with named warps.)
 //
 // Of the kernel: a one-dimensional grid of whole warps, as many as the agent was told, and
@@ -79,8 +79,8 @@ class Launch {
       T t(p_);
       body(t);
     } else {
-      // The order of the bodies in the code: a large kernel runs fastest what comes first (2.4 % of
-      // a launch of 145 us), and counters are what most launches have while somebody records.
+      // The order of the bodies in the code: a large kernel runs fastest what comes first, and
+      // counters are what most launches have while somebody records.
       const Level level = wanted();
       if (level != Level::timeline) {
         if (level != Level::off)

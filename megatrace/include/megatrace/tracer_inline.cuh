@@ -320,7 +320,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
           event.name, slot, block, [&] { hang(event.id, slot_of(slot), begin); },
           [] { ptx::trap(); }, begin);
     else
-      spin_bounded(
+      hung = spin_bounded(
           event.name, slot, block, [] {}, [&] { last_words(p_, event.id, slot_of(slot), begin); },
           begin, ptx::kTrapCycles / 2);
     const uint64_t cycles = ptx::clock64() - begin;
@@ -354,8 +354,8 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   }
 
   // The end of a wait of a warp that keeps no lines: it says whom it waits for, in a launch of its
-  // own in the ring that begins now and never ends, gives the others time to say so too, and traps. It does not come back, so
-  // that no register has to outlive a call that nobody makes.
+  // own in the ring that begins now and never ends, gives the others time to say so too, and
+  // traps. It does not come back, so that no register has to outlive a call that nobody makes.
   [[noreturn]] MEGATRACE_FUNCTION void last_words(Params p, uint32_t event, uint32_t slot,
                                                   uint64_t begin) {
     Inlined<Level::timeline, Detail::stalls, Head::late> t(p);
