@@ -10,7 +10,6 @@ import pandas as pd
 
 from megatrace.analysis.columns import FLOOR
 from megatrace.analysis.report import FloorRow, Floors
-from megatrace.analysis.trace import Trace
 from megatrace.analysis.traffic import Bandwidth, Traffic, floor
 from megatrace.analysis.windows import windows
 from megatrace.capture.reader import Capture
@@ -74,9 +73,3 @@ def _row(kernel: str, layer: int, of: pd.DataFrame) -> FloorRow:
         median_us=float(of["dur_ns"].median()) / 1e3,
         fraction=float(of["fraction"].median()),
     )
-
-
-def by_rank_and_step(trace: Trace, traffic: Traffic) -> pd.DataFrame:
-    """Launches that have a fraction: rank, step, kernel, layer, fraction."""
-    found = floor(trace, traffic)
-    return found.loc[found["fraction"] >= 0, ["rank", "step", "kernel", "layer", "fraction"]]
