@@ -21,12 +21,14 @@ using host::machine;
 // Runs are slow here, and a deadlock is found sooner by looking at all lanes.
 constexpr uint64_t kTrapCycles = 1ull << 38;
 
-// 2^36, and 0 once the machine sees that nothing can go on: then every wait writes down what
-// it knows, before the verdict.
-struct HangCycles {
-  operator uint64_t() const { return machine().stuck() ? 0 : 1ull << 36; }
+// 0 once the machine sees that nothing can go on: then every wait writes down what it knows,
+// before the verdict.
+template <uint64_t kCycles>
+struct UnlessStuck {
+  operator uint64_t() const { return machine().stuck() ? 0 : kCycles; }
 };
-inline constexpr HangCycles kHangCycles{};
+inline constexpr UnlessStuck<kTrapCycles / 4> kHangCycles{};
+inline constexpr UnlessStuck<kTrapCycles / 2> kGiveUpCycles{};
 
 // -- identity and clocks ---------------------------------------------------------------
 

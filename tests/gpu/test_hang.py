@@ -17,6 +17,12 @@ from megatrace.schema.layout import ARG_BIT, ARG_MASK, TIME_BITS
 
 SCRIPT = Path(__file__).parents[1] / "kernels" / "hang.py"
 TARGETS = [HOST, pytest.param("gpu", marks=pytest.mark.gpu)]
+# In the host build records are never calls.
+BODIES = [
+    (HOST, "bodies"),
+    pytest.param("gpu", "bodies", marks=pytest.mark.gpu),
+    pytest.param("gpu", "calls", marks=pytest.mark.gpu),
+]
 HANG = 4
 
 
@@ -41,26 +47,48 @@ def events_of_ring(capture: Path, ring: int) -> set[int]:
     return set((words[words < ARG_BIT] >> TIME_BITS).tolist())
 
 
-@pytest.mark.parametrize("every", ["1", "1000"])
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_wait_that_never_ends_is_in_the_capture_on_any_step(
-    target: str, every: str, tmp_path: Path
-) -> None:
-    target = default_target() if target == "gpu" else target
-    out = tmp_path / "hang.mtr"
-    command = [sys.executable, "-m", "megatrace", "record", "--every", every, "-o", str(out), "--"]
+def hung(target: str, form: str, out: Path, *options: str) -> None:
+    """Record the kernel until it is given up: the capture and, on the host, stderr say why."""
+    command = [sys.executable, "-m", "megatrace", "record", *options, "-o", str(out), "--"]
+    target_arch = default_target() if target == "gpu" else target
     done = subprocess.run(
-        [*command, sys.executable, str(SCRIPT), target],
+        [*command, sys.executable, str(SCRIPT), target_arch, form],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "MEGATRACE_HOST_STUCK_MS": "100"},
     )
     assert done.returncode == 3, done.stderr
-    assert hang_records(out) == [(3, 18, 7)]
-    assert 16 in events_of_ring(out, 3), "what the warp had staged before it hung"
     (hang,) = summarise(open_capture(out)).hangs
     assert (hang.role, hang.event, hang.slot, hang.block, hang.warp) == ("waiter", "never", 7, 1, 1)
+    assert hang_records(out) == [(3, 18, 7)]
     if target == HOST:
         row = next(line for line in done.stderr.splitlines() if "spin 'never' slot 7" in line)
         assert row.split()[:2] == ["1", "1"], "block 1, warp 1"
+
+
+@pytest.mark.parametrize("every", ["1", "1000"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_wait_that_never_ends_is_in_the_capture_on_any_step(
+    target: str, every: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "hang.mtr"
+    hung(target, "one body", out, "--every", every)
+    assert 16 in events_of_ring(out, 3), "what the warp had staged before it hung"
+
+
+@pytest.mark.parametrize(("target", "form"), BODIES)
+def test_one_in_a_kernel_of_bodies_is_too(target: str, form: str, tmp_path: Path) -> None:
+    out = tmp_path / "hang.mtr"
+    hung(target, form, out, "--every", "1")
+    assert 16 in events_of_ring(out, 3)
+
+
+@pytest.mark.parametrize("options", [("--every", "1000"), ("--level", "counters")])
+@pytest.mark.parametrize(("target", "form"), BODIES)
+def test_a_warp_that_only_counts_says_whom_it_waits_for_before_it_traps(
+    target: str, form: str, options: tuple[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "hang.mtr"
+    hung(target, form, out, *options)
+    assert 16 not in events_of_ring(out, 3), "it kept no lines until then"

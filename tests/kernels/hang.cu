@@ -7,9 +7,7 @@ using namespace megatrace;
 namespace ev = megatrace::events::hang;
 
 template <class T>
-__global__ void __launch_bounds__(64) hang(const uint32_t* flag, typename T::Params trace) {
-  T t(trace);
-  ptx::dependency_wait();
+MEGATRACE_DEVICE void wait_in_vain(T& t, const uint32_t* flag) {
   t.after_dependency();
   {
     auto span = t.span(ev::work{});
@@ -20,15 +18,35 @@ __global__ void __launch_bounds__(64) hang(const uint32_t* flag, typename T::Par
   t.end();
 }
 
+// One body for all levels.
+template <class T>
+__global__ void __launch_bounds__(64) one_body(const uint32_t* flag, typename T::Params trace) {
+  T t(trace);
+  ptx::dependency_wait();
+  wait_in_vain(t, flag);
+}
+
+// A body for each.
+template <class T>
+__global__ void __launch_bounds__(64) bodies(const uint32_t* flag, typename T::Params trace) {
+  Launch<T> launch(trace);
+  ptx::dependency_wait();
+  launch.run([&](auto& t) { wait_in_vain(t, flag); });
+}
+
 extern "C" {
 uint64_t megatrace_table_hash() { return ev::kTableHash; }
 
-// Launches it once and waits for the end: 1 and the reason.
-int hang_run(const TraceParams* trace) {
+// Launches form 0 (one body), 1 (bodies) or 2 (bodies, records as calls) once and waits for the
+// end: 1 and the reason.
+int hang_run(const TraceParams* trace, int form) {
   return guarded([&] {
+    using Named = Tracer<Level::timeline, Detail::stalls, Head::late, 2>;
+    constexpr decltype(&bodies<Named>) kForms[] = {one_body<Tracer<Level::timeline>>,
+                                                   bodies<Tracer<Level::timeline>>, bodies<Named>};
     uint32_t* flag = device_alloc<uint32_t>(1);
     Chain chain;
-    chain.add(hang<Tracer<Level::timeline>>, dim3(2), 64, 0, static_cast<const uint32_t*>(flag),
+    chain.add(kForms[form], dim3(2), 64, 0, static_cast<const uint32_t*>(flag),
               for_launch(*trace, 0, 0));
     chain.finish();
     chain.replay();

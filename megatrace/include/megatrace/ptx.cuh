@@ -18,9 +18,10 @@
 
 namespace megatrace::ptx {
 
-// A wait that outlasts this traps, so that a broken hand-off never wedges a GPU; in a launch that
-// counts and keeps no lines it is given up at half of it, and says so then.
+// A wait that outlasts this traps, so that a broken hand-off never wedges a GPU.
 constexpr uint64_t kTrapCycles = 1ull << 34;  // 8.7 s at 1.98 GHz
+// In a launch that counts and keeps no lines a wait is given up after this, and says so then.
+constexpr uint64_t kGiveUpCycles = kTrapCycles / 2;
 // In a launch with a timeline a wait that outlasts this is written down at once, readable from
 // outside.
 constexpr uint64_t kHangCycles = 1ull << 28;  // 0.14 s

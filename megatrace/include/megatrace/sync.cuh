@@ -49,10 +49,10 @@ class LastMissed {
 // Runs `done` until it says true. `hang` is called once where that takes suspiciously
 // long since `begin`, before the bound; says whether it was. `die` is called at the bound, and
 // does not come back.
-template <class Slot, class Done, class Hang, class Die>
+template <class Slot, class Done, class Hang, class Die, class Bound = uint64_t>
 MEGATRACE_DEVICE bool spin_bounded(const char* what, const Slot& slot, Done&& done, Hang&& hang,
                                    Die&& die, uint64_t begin,
-                                   uint64_t bound_cycles = ptx::kTrapCycles) {
+                                   Bound bound_cycles = ptx::kTrapCycles) {
   bool told = false;
   while (!done()) {
     ptx::spin_pause(what, ptx::kSlow ? slot_of(slot) : 0);

@@ -321,8 +321,9 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
           [] { ptx::trap(); }, begin);
     else
       hung = spin_bounded(
-          event.name, slot, block, [] {}, [&] { last_words(p_, event.id, slot_of(slot), begin); },
-          begin, ptx::kTrapCycles / 2);
+          event.name, slot, block, [] {},
+          [&] { last_words(p_, event.id, event.name, slot_of(slot), begin); }, begin,
+          ptx::kGiveUpCycles);
     const uint64_t cycles = ptx::clock64() - begin;
     return {static_cast<decltype(Stalled::begin)>(begin - t0_),
             hung ? at_most(cycles, kArgMask) : static_cast<uint32_t>(cycles), true};
@@ -356,12 +357,12 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   // The end of a wait of a warp that keeps no lines: it says whom it waits for, in a launch of its
   // own in the ring that begins now and never ends, gives the others time to say so too, and
   // traps. It does not come back, so that no register has to outlive a call that nobody makes.
-  [[noreturn]] MEGATRACE_FUNCTION void last_words(Params p, uint32_t event, uint32_t slot,
-                                                  uint64_t begin) {
+  [[noreturn]] MEGATRACE_FUNCTION void last_words(Params p, uint32_t event, const char* name,
+                                                  uint32_t slot, uint64_t begin) {
     Inlined<Level::timeline, Detail::stalls, Head::late> t(p);
     t.after_dependency();
     t.hang(event, slot, begin);
-    while (ptx::clock64() - begin < ptx::kTrapCycles) ptx::spin_pause("the end", event);
+    while (ptx::clock64() - begin < ptx::kTrapCycles) ptx::spin_pause(name, slot);
     ptx::trap();
     __builtin_unreachable();
   }
