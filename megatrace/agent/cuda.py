@@ -84,6 +84,12 @@ class Cuda:
         self._call("cuMemsetD8_v2", address, c_int(0), c_size_t(size_bytes))
         return address.value
 
+    def free_bytes(self) -> int:
+        """Device memory that nobody holds."""
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value
+
     def free(self, address: int) -> None:
         """Give device memory back."""
         self._call("cuMemFree_v2", c_uint64(address))
@@ -113,7 +119,7 @@ class Cuda:
         )
 
     def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None:
-        """Copy, ordered on ``stream``; ``host`` must be registered."""
+        """Copy, ordered on ``stream``; of pageable memory the call may take as long itself."""
         self._call(
             "cuMemcpyDtoHAsync_v2",
             c_void_p(host),

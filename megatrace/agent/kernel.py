@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megatrace.agent.copies import COPY_S
 from megatrace.agent.cuda import Cuda
 from megatrace.agent.decision import Decision
 from megatrace.agent.memory import CudaMemory, HostMemory, TraceMemory, TraceParams
@@ -76,6 +77,8 @@ class KernelAgent:
         self._control = Control(level=LEVEL_OFF)
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        if memory.unpinned:
+            self.fact("unpinned_ring", {"why": memory.unpinned})
         for _ in range(_FIRST_SAMPLES):  # some get no answer, and a program may be over soon
             self._sample_clock()
         self._wait_for_recorder()
@@ -219,13 +222,19 @@ class KernelAgent:
             time.sleep(0.005)
 
     def _tend(self) -> None:
-        """Sums home, clock samples, and for hosts that say no steps: the recorder's wishes."""
-        clock_due = time.monotonic() + _CLOCK_S
+        """Sums and lines home, clock samples, and for hosts that say no steps: the wishes."""
+        now = time.monotonic()
+        tick_due, clock_due = now + _TICK_S, now + _CLOCK_S
         try:
             self._memory.enter_thread()
-            while not self._stop.wait(_TICK_S):
+            while not self._stop.wait(COPY_S if self._memory.unpinned else _TICK_S):
+                self._memory.publish_lines()
+                now = time.monotonic()
+                if self._memory.unpinned and now < tick_due:
+                    continue
+                tick_due = now + _TICK_S
                 self._memory.publish_sums()
-                if time.monotonic() >= clock_due:
+                if now >= clock_due:
                     clock_due += _CLOCK_S
                     self._sample_clock()
                 self.begin_step(self._memory.stream, hooked=False)

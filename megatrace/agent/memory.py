@@ -8,9 +8,17 @@ from typing import Protocol
 
 import numpy as np
 
+from megatrace.agent.copies import LineCopies, say_unpinned, unpinned_by_wish
 from megatrace.agent.cuda import Cuda
+from megatrace.errors import RingError
 from megatrace.ring.file import RingFile
-from megatrace.schema.layout import CAUSE_SLOTS, CURSOR_BYTES, DEVICE_CONTROL, SUM_BYTES
+from megatrace.schema.layout import (
+    CAUSE_SLOTS,
+    CURSOR_BYTES,
+    DEVICE_CONTROL,
+    LINE_WORDS,
+    SUM_BYTES,
+)
 
 TRACE_PARAMS_BYTES = 48
 """sizeof(TraceParams) of tracer.cuh."""
@@ -40,6 +48,8 @@ class TraceMemory(Protocol):
     params: TraceParams
     stream: int
     """A stream of the agent's own."""
+    unpinned: str
+    """Why the kernel does not write its lines into the ring itself; "" where it does."""
 
     def enter_thread(self) -> None:
         """Begin to use it on the agent's own thread."""
@@ -56,6 +66,9 @@ class TraceMemory(Protocol):
     def publish_sums(self) -> None:
         """Bring the sums to where the recorder reads them."""
 
+    def publish_lines(self) -> None:
+        """Bring lines there too, where the kernel does not; to be called often."""
+
     def close(self) -> None:
         """Switch off for good: a kernel that runs again later writes nothing.
 
@@ -69,29 +82,35 @@ def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -
 
 
 class HostMemory:
-    """The host build: everything is this process's own memory, the sums the ring's."""
+    """The host build: everything is this process's own memory, lines and sums the ring's."""
 
     stream = 0
 
     def __init__(self, ring: RingFile) -> None:
-        """Make room for the cursors of ``ring``."""
-        memory = mmap.mmap(-1, DEVICE_CONTROL.itemsize + ring.rings * CURSOR_BYTES)
+        """Make room for the cursors of ``ring``, and for its lines if it is not to be pinned."""
+        self.unpinned = unpinned_by_wish()
+        cursors = DEVICE_CONTROL.itemsize
+        lines = cursors + ring.rings * CURSOR_BYTES
+        memory = mmap.mmap(-1, lines + (ring.lines.nbytes if self.unpinned else 0))
         self._control = np.frombuffer(memory, DEVICE_CONTROL, 1)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # outlives this process's graphs
         control = self._control.ctypes.data
-        self.params = _params(
-            ring,
-            control,
-            control + DEVICE_CONTROL.itemsize,
-            ring.address(int(ring.header["sums_offset"])),
-            ring.address(int(ring.header["lines_offset"])),
-        )
+        lines_at = ring.address(int(ring.header["lines_offset"]))
+        if self.unpinned:
+            say_unpinned(self.unpinned, ring.lines.nbytes)
+            self._copies = LineCopies(ring)
+            self._lines = np.frombuffer(memory, np.uint32, offset=lines).reshape(-1, LINE_WORDS)
+            lines_at = control + lines
+        sums_at = ring.address(int(ring.header["sums_offset"]))
+        self.params = _params(ring, control, control + cursors, sums_at, lines_at)
 
     def enter_thread(self) -> None:
         """Nothing to do."""
 
     def write_step(self, step: int, level: int, stream: int) -> None:
         """Launches run in order, so a plain store is ordered."""
+        if self.unpinned:
+            self._copies.expect(level)
         self._control["step"] = step & 0xFFFFFFFF
         self._control["level"] = level
 
@@ -105,27 +124,52 @@ class HostMemory:
     def publish_sums(self) -> None:
         """They are in the ring already."""
 
+    def publish_lines(self, *, stopped: bool = False) -> None:
+        """A copy in this process."""
+        if self.unpinned and (stopped or self._copies.due()):
+            self._copies.staging[:] = self._lines
+            self._copies.bring_home(stopped=stopped)
+
     def close(self) -> None:
-        """Level off."""
+        """Level off, the last lines home."""
         self.write_step(0, 0, 0)
+        self.publish_lines(stopped=True)
 
 
 class CudaMemory:
-    """A GPU: lines leave for the pinned ring, the rest stays in device memory."""
+    """A GPU: lines leave for the pinned ring, the rest stays in device memory.
+
+    Where the driver does not pin the ring, lines stay there too, to be copied out.
+    """
 
     def __init__(self, ring: RingFile, cuda: Cuda) -> None:
-        """Pin ``ring`` and allocate; raises RingError where the driver refuses."""
+        """Pin ``ring`` and allocate; raises RingError where the driver refuses memory as well."""
         self._cuda = cuda
         self._base = ring.address(0)
         self._sums_offset = int(ring.header["sums_offset"])
         self._sums_bytes = int(ring.header["layers"]) * CAUSE_SLOTS * ring.rings * SUM_BYTES
-        base = cuda.register(self._base, int(ring.header["total_bytes"]))
+        self.unpinned, lines = self._pin(ring)
         self._control = cuda.allocate(DEVICE_CONTROL.itemsize)
         self._cursors = cuda.allocate(ring.rings * CURSOR_BYTES)
         self._sums = cuda.allocate(max(self._sums_bytes, SUM_BYTES))
         self.stream = cuda.stream()
-        lines = base + int(ring.header["lines_offset"])
+        if self.unpinned:
+            lines = _allocate_lines(cuda, ring.lines.nbytes, self.unpinned)
+            say_unpinned(self.unpinned, ring.lines.nbytes)
+            self._copies = LineCopies(ring)
+        self._lines = lines
         self.params = _params(ring, self._control, self._cursors, self._sums, lines)
+
+    def _pin(self, ring: RingFile) -> tuple[str, int]:
+        """Why it is not pinned, or where its lines are to the GPU."""
+        why = unpinned_by_wish()
+        if why:
+            return why, 0
+        try:
+            base = self._cuda.register(self._base, int(ring.header["total_bytes"]))
+        except RingError as error:
+            return str(error), 0
+        return "", base + int(ring.header["lines_offset"])
 
     def enter_thread(self) -> None:
         """The program may be capturing a graph on another one."""
@@ -134,6 +178,8 @@ class CudaMemory:
 
     def write_step(self, step: int, level: int, stream: int) -> None:
         """One write of eight bytes, ordered on ``stream``."""
+        if self.unpinned:
+            self._copies.expect(level)
         self._cuda.write_value(self._control, (level << 32) | (step & 0xFFFFFFFF), stream)
 
     def write_sms(self, words: tuple[int, ...], stream: int) -> None:
@@ -146,18 +192,44 @@ class CudaMemory:
         self._cuda.synchronize(self.stream)
 
     def publish_sums(self) -> None:
-        """Copy the sums into the pinned ring, beside all other work."""
+        """Copy the sums into the ring, beside all other work."""
         self._cuda.use_context()
         self._cuda.copy_to_host(
             self._base + self._sums_offset, self._sums, self._sums_bytes, self.stream
         )
 
+    def publish_lines(self, *, stopped: bool = False) -> None:
+        """Copy them out of device memory, beside all other work, and wait for that."""
+        if not self.unpinned or not (stopped or self._copies.due()):
+            return
+        self._cuda.use_context()
+        staging = self._copies.staging
+        self._cuda.copy_to_host(staging.ctypes.data, self._lines, staging.nbytes, self.stream)
+        self._cuda.synchronize(self.stream)
+        self._copies.bring_home(stopped=stopped)
+
     def close(self) -> None:
-        """Level off, the last sums home, the ring unpinned."""
+        """Level off, the last sums and lines home, the ring unpinned."""
         self._cuda.use_context()
         self.write_step(0, 0, self.stream)
         self._cuda.synchronize_all()  # a kernel that still runs may write to the ring
         self.publish_sums()
         self._cuda.synchronize(self.stream)
-        self._cuda.unregister(self._base)
+        if self.unpinned:
+            self.publish_lines(stopped=True)
+            self._cuda.free(self._lines)
+        else:
+            self._cuda.unregister(self._base)
         self._cuda.free(self._sums)
+
+
+def _allocate_lines(cuda: Cuda, size_bytes: int, why: str) -> int:
+    """Zeroed device memory for lines. Raises RingError where it would take half of what is free."""
+    free_bytes = cuda.free_bytes()
+    if size_bytes > free_bytes // 2:
+        raise RingError(
+            f"the ring is not pinned ({why}), and its lines, {size_bytes / 1e6:.0f} MB, would take "
+            f"more than half of the {free_bytes / 1e6:.0f} MB that are free on the GPU",
+            hint="leave more memory free, or make a smaller ring",
+        )
+    return cuda.allocate(size_bytes)
