@@ -32,10 +32,11 @@ demo: $(VENV)/.run  ## record a kernel, print its report, export it for Perfetto
 	@megatrace report $(OUT)/demo.mtr
 	@megatrace export --force -o $(OUT)/demo.pftrace.gz $(OUT)/demo.mtr
 
+# A file's tests stay together, and in order: many share a server or a recording.
 test: $(VENV)/.dev  ## run every test; ARGS="-k ring" passes arguments to pytest
 	@($(call first,$(CXXS),--version)) >/dev/null \
 	  || { echo "make test needs a C++ compiler: on Debian or Ubuntu, sudo apt-get install g++" >&2; exit 1; }
-	@python -m pytest $(ARGS)
+	@python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, clang-format, generated headers
 	@ruff check

@@ -1,8 +1,9 @@
 """Lines that the device cannot write home: they stay in its memory, and the agent copies them.
 
 For a GPU whose driver refuses to pin a ring. It costs what pinning saves: the weights' stream
-shares its memory with the lines, and a copy of all of them crosses the bus as long as launches
-have a timeline. What a device that has failed did not give away by then is lost.
+shares its memory with the lines, a copy of all of them crosses the bus as long as launches have a
+timeline, and looking for what is new takes a core. What was not copied when the device fails or
+the process is killed is lost, and nobody knows how much.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.ring.file import RingFile
-from megatrace.schema.layout import HALF_WORDS, LEVEL_TIMELINE, LINE_WORDS
+from megatrace.schema.layout import HALF_WORDS, LEVEL_OFF, LEVEL_TIMELINE, LINE_WORDS
 
 UNPINNED_ENV = "MEGATRACE_UNPINNED"
 """Set to 1, no ring is pinned, as if the driver had refused to."""
 COPY_S = 0.01
 """Between two copies, while launches have a timeline and shortly after."""
-_IDLE_S = 0.25
-_NUMBERS = [0, HALF_WORDS]
+_HURRY_S = 0.25
+_IDLE_S = 1.0
+"""Between two copies of launches that count: one that hangs says so 4 s before it traps."""
 
 
 def unpinned_by_wish() -> str:
@@ -54,18 +56,25 @@ class LineCopies:
     def __init__(self, ring: RingFile) -> None:
         self._home: NDArray[np.uint32] = ring.lines.reshape(-1, LINE_WORDS)
         self.staging = np.zeros_like(self._home)
-        self._seen = self.staging[:, _NUMBERS]
+        self._at_home = self._numbers()
+        self._seen = self._at_home
+        self._rows = np.zeros(0, np.intp)
+        self._held = np.zeros((0, LINE_WORDS), np.uint32)
+        self._level = LEVEL_OFF
         self._last_s = self._hurry_until_s = 0.0
 
     def expect(self, level: int) -> None:
         """A step begins at ``level``: lines come soon where that is a timeline."""
-        if level & 0xFF >= LEVEL_TIMELINE:
-            self._hurry_until_s = time.monotonic() + _IDLE_S
+        self._level = level & 0xFF
+        if self._level >= LEVEL_TIMELINE:
+            self._hurry_until_s = time.monotonic() + _HURRY_S
 
     def due(self) -> bool:
-        """Whether it is time to copy; a hang is told even where no timeline is."""
+        """Whether it is time to copy; a hang of a launch that only counts is told too."""
         now = time.monotonic()
-        if now >= self._hurry_until_s and now - self._last_s < _IDLE_S:
+        if now >= self._hurry_until_s and (
+            self._level == LEVEL_OFF or now - self._last_s < _IDLE_S
+        ):
             return False
         self._last_s = now
         return True
@@ -73,21 +82,31 @@ class LineCopies:
     def bring_home(self, *, stopped: bool = False) -> int:
         """Hand on the lines of ``staging`` that are new to the ring; how many.
 
-        A copy may meet a line half written, so a line counts once two copies found the same
-        numbers in it, or where the device has ``stopped``.
+        A copy may meet a line while it is written, or while it is written over: it counts if
+        the copies before and after found the same numbers, or the device has ``stopped``.
         """
-        numbers = self.staging[:, _NUMBERS]
-        fresh = (numbers != self._home[:, _NUMBERS]).any(axis=1)
-        if not stopped:
-            fresh &= (numbers == self._seen).all(axis=1)
+        numbers = self._numbers()
+        if stopped:
+            rows = np.flatnonzero((numbers != self._at_home).any(axis=1))
+            self._hand_on(rows, self.staging[rows])
+            return rows.size
+        still = (numbers[self._rows] == self._held[:, ::HALF_WORDS]).all(axis=1)
+        self._hand_on(self._rows[still], self._held[still])
+        fresh = (numbers != self._at_home).any(axis=1) & (numbers == self._seen).all(axis=1)
+        self._rows = np.flatnonzero(fresh)
+        self._held = self.staging[self._rows]
         self._seen = numbers
-        rows = np.flatnonzero(fresh)
-        lines = self.staging[rows]
+        return int(np.count_nonzero(still))
+
+    def _numbers(self) -> NDArray[np.uint32]:
+        return self.staging[:, ::HALF_WORDS].copy()
+
+    def _hand_on(self, rows: NDArray[np.intp], lines: NDArray[np.uint32]) -> None:
         # A reader looks at the numbers before and after: without them there is no line.
-        for word in _NUMBERS:
+        for word in (0, HALF_WORDS):
             self._home[rows, word] = 0
-        for word in _NUMBERS:
+        for word in (0, HALF_WORDS):
             self._home[rows, word + 1 : word + HALF_WORDS] = lines[:, word + 1 : word + HALF_WORDS]
-        for word in reversed(_NUMBERS):
+        for word in (HALF_WORDS, 0):
             self._home[rows, word] = lines[:, word]
-        return rows.size
+        self._at_home[rows] = lines[:, ::HALF_WORDS]

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatrace.errors import RingError
 
-_REGISTER_PORTABLE_MAPPED = 1 | 2
+_PORTABLE_MAPPED = 1 | 2
 _STREAM_NON_BLOCKING = 1
 _CAPTURE_MODE_RELAXED = 2
 _PCI_DOMAIN, _PCI_BUS, _PCI_DEVICE = 50, 33, 34
@@ -67,10 +67,24 @@ class Cuda:
             "cuMemHostRegister_v2",
             c_void_p(address),
             c_size_t(size_bytes),
-            c_uint(_REGISTER_PORTABLE_MAPPED),
+            c_uint(_PORTABLE_MAPPED),
         )
+        return self._device_address(address)
+
+    def allocate_host(self, size_bytes: int) -> tuple[int, int]:
+        """Host memory of the driver's own, pinned: its address here and to the GPU."""
+        host = c_void_p()
+        self._call("cuMemHostAlloc", byref(host), c_size_t(size_bytes), c_uint(_PORTABLE_MAPPED))
+        address = host.value or 0
+        return address, self._device_address(address)
+
+    def free_host(self, address: int) -> None:
+        """Undo :meth:`allocate_host`."""
+        self._call("cuMemFreeHost", c_void_p(address))
+
+    def _device_address(self, host: int) -> int:
         device = c_uint64()
-        self._call("cuMemHostGetDevicePointer_v2", byref(device), c_void_p(address), c_uint(0))
+        self._call("cuMemHostGetDevicePointer_v2", byref(device), c_void_p(host), c_uint(0))
         return device.value
 
     def unregister(self, address: int) -> None:

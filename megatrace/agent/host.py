@@ -26,7 +26,7 @@ RECORDS = 1 << 15
 
 
 class HostAgent:
-    """The host half of the agent: one per process and role.
+    """The host half of the agent: one per process and role; closed, it does nothing.
 
     Times are nanoseconds of CLOCK_MONOTONIC (``time.monotonic_ns()``). Spans are kept
     whatever level the recorder asks for: they cost a few microseconds a step.
@@ -109,7 +109,7 @@ class HostAgent:
         The recorder sees it in the ring's ack at once; on close a ``window`` span says
         from when to when, and its step is that of the opening.
         """
-        if is_open == self.window_open:
+        if self._closed or is_open == self.window_open:
             return
         capture_window().is_open = is_open
         now = time.monotonic_ns()
@@ -124,8 +124,9 @@ class HostAgent:
         """Close the window and the ring; in a forked child it leaves the parent's ring alone."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
         self.set_window(False)
+        self._closed = True
+        self._writer.close()
         self._ring.mark_closed()
         self._ring.close()
 

@@ -31,7 +31,7 @@ from megatrace.agent.numa import preferred_node
 from megatrace.agent.probe import ClockProbe
 from megatrace.agent.steps import capture_window, step_signal
 from megatrace.agent.tell import session_or_none
-from megatrace.errors import RingError
+from megatrace.errors import RingError, UsageError
 from megatrace.ring.control import ALL_SMS, Control, read_ack, read_control, write_ack
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.host import HostWriter
@@ -49,10 +49,18 @@ _FIRST_SAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class RingSize:
-    """``lines`` (128 bytes) a warp, a power of two; ``layers`` of sums."""
+    """``lines`` (128 bytes) a warp, a power of two; ``layers`` of sums.
+
+    Raises UsageError where there would be no line to write to.
+    """
 
     lines: int = 256
     layers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a ring that a kernel would write beside."""
+        if self.lines < 2:
+            raise UsageError(f"ring: {self.lines} lines a warp", hint="use 2 or more")
 
 
 class KernelAgent:
@@ -102,25 +110,26 @@ class KernelAgent:
         """The agent of this process and ``rank``.
 
         ``roles`` names the warps of a block, ``kernels`` the kernel ids from 0, ``device``
-        is ``cuda`` or ``cpu`` (the host build). Where the ring cannot be made or pinned it
-        says so on stderr and returns an agent that does nothing: a profiler does not end
-        the program. Raises SessionError where the session is not this user's.
+        is ``cuda`` or ``cpu`` (the host build). Where there is no memory for a ring or the
+        driver refuses it says so on stderr and returns an agent that does nothing: a profiler
+        does not end the program. Raises SessionError where the session is not this user's.
         """
         session = session_or_none()
         if session is None:
             return IdleAgent()
-        try:
-            cuda = Cuda() if device == "cuda" else None
-            ring = _create(session, table, blocks, tuple(roles), tuple(kernels), rank, size, cuda)
-        except RingError as error:
-            return _not_recorded(error)
-        try:
-            memory = CudaMemory(ring, cuda) if cuda else HostMemory(ring)
-            return cls(ring, memory, ClockProbe(cuda) if cuda else None)
-        except RingError as error:
-            ring.mark_closed()
-            ring.close()
-            return _not_recorded(error)
+        with contextlib.ExitStack() as undo:
+            try:
+                cuda = Cuda() if device == "cuda" else None
+                names = tuple(roles), tuple(kernels)
+                ring = _create(session, table, blocks, *names, rank, size, cuda)
+                undo.callback(_discard, ring)
+                memory = CudaMemory(ring, cuda) if cuda else HostMemory(ring)
+                undo.callback(memory.abandon)
+                agent = cls(ring, memory, ClockProbe(cuda) if cuda else None)
+            except (RingError, OSError, MemoryError) as error:
+                return _not_recorded(error)
+            undo.pop_all()
+        return agent
 
     def begin_step(self, stream: int = 0, *, step: int | None = None, hooked: bool = True) -> None:
         """Before the launches of a step: writes its id and level, ordered on ``stream``.
@@ -193,9 +202,12 @@ class KernelAgent:
         Work that still runs on the device is waited for. Raises RingError where the driver
         refuses; the ring is closed all the same.
         """
-        if self._stop.is_set() or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._stop.set()
+        with self._lock:  # after a step that is being said, and before any other
+            if self._stop.is_set():
+                return
+            self._stop.set()
         step_signal().unsubscribe(self.on_step)
         self._thread.join()
         try:
@@ -204,8 +216,8 @@ class KernelAgent:
                 self._probe.close()
             self._memory.close()
         finally:
-            self._ring.mark_closed()
-            self._ring.close()
+            self._host.close()
+            _discard(self._ring)
 
     def __enter__(self) -> KernelAgent:
         """Return itself; closes on exit."""
@@ -290,8 +302,13 @@ def _create(
         return session.create_ring_of_process(f"rank{rank:04d}", spec)
 
 
-def _not_recorded(error: RingError) -> IdleAgent:
-    hint = f" ({error.hint})" if error.hint else ""
+def _discard(ring: RingFile) -> None:
+    ring.mark_closed()
+    ring.close()
+
+
+def _not_recorded(error: Exception) -> IdleAgent:
+    hint = f" ({error.hint})" if isinstance(error, RingError) and error.hint else ""
     sys.stderr.write(f"megatrace: this process's kernels are not recorded: {error}{hint}\n")
     return IdleAgent()
 

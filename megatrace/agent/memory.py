@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from contextlib import ExitStack, suppress
 from typing import Protocol
 
 import numpy as np
@@ -75,6 +76,9 @@ class TraceMemory(Protocol):
         What such a kernel still reads, control word and cursors, stays for ever.
         """
 
+    def abandon(self) -> None:
+        """Give it back before any kernel was told of it."""
+
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
     mask, layers = int(ring.header["lines"]) - 1, int(ring.header["layers"])
@@ -135,6 +139,9 @@ class HostMemory:
         self.write_step(0, 0, 0)
         self.publish_lines(stopped=True)
 
+    def abandon(self) -> None:
+        """It goes with the process."""
+
 
 class CudaMemory:
     """A GPU: lines leave for the pinned ring, the rest stays in device memory.
@@ -148,19 +155,19 @@ class CudaMemory:
         self._base = ring.address(0)
         self._sums_offset = int(ring.header["sums_offset"])
         self._sums_bytes = int(ring.header["layers"]) * CAUSE_SLOTS * ring.rings * SUM_BYTES
-        self.unpinned, lines = self._pin(ring)
-        self._control = cuda.allocate(DEVICE_CONTROL.itemsize)
-        self._cursors = cuda.allocate(ring.rings * CURSOR_BYTES)
-        self._sums = cuda.allocate(max(self._sums_bytes, SUM_BYTES))
-        self.stream = cuda.stream()
-        if self.unpinned:
-            lines = _allocate_lines(cuda, ring.lines.nbytes, self.unpinned)
-            say_unpinned(self.unpinned, ring.lines.nbytes)
-            self._copies = LineCopies(ring)
-        self._lines = lines
+        with ExitStack() as undo:
+            self.unpinned, lines = self._pin(ring, undo)
+            if self.unpinned:
+                lines = self._keep_lines(ring, undo)
+            self._lines = lines
+            self._control = self._allocate(DEVICE_CONTROL.itemsize, undo)
+            self._cursors = self._allocate(ring.rings * CURSOR_BYTES, undo)
+            self._sums = self._allocate(max(self._sums_bytes, SUM_BYTES), undo)
+            self.stream = cuda.stream()
+            self._undo = undo.pop_all()
         self.params = _params(ring, self._control, self._cursors, self._sums, lines)
 
-    def _pin(self, ring: RingFile) -> tuple[str, int]:
+    def _pin(self, ring: RingFile, undo: ExitStack) -> tuple[str, int]:
         """Why it is not pinned, or where its lines are to the GPU."""
         why = unpinned_by_wish()
         if why:
@@ -169,7 +176,27 @@ class CudaMemory:
             base = self._cuda.register(self._base, int(ring.header["total_bytes"]))
         except RingError as error:
             return str(error), 0
+        undo.callback(self._cuda.unregister, self._base)
         return "", base + int(ring.header["lines_offset"])
+
+    def _keep_lines(self, ring: RingFile, undo: ExitStack) -> int:
+        """Device memory for the lines, at most half of what is free."""
+        size_bytes, free_bytes = ring.lines.nbytes, self._cuda.free_bytes()
+        if size_bytes > free_bytes // 2:
+            raise RingError(
+                f"the ring is not pinned ({self.unpinned}), and its lines, "
+                f"{size_bytes / 1e6:.0f} MB, would take more than half of the "
+                f"{free_bytes / 1e6:.0f} MB that are free on the GPU",
+                hint="leave more memory free, or make a smaller ring",
+            )
+        say_unpinned(self.unpinned, size_bytes)
+        self._copies = LineCopies(ring)
+        return self._allocate(size_bytes, undo)
+
+    def _allocate(self, size_bytes: int, undo: ExitStack) -> int:
+        address = self._cuda.allocate(size_bytes)
+        undo.callback(self._cuda.free, address)
+        return address
 
     def enter_thread(self) -> None:
         """The program may be capturing a graph on another one."""
@@ -222,14 +249,8 @@ class CudaMemory:
             self._cuda.unregister(self._base)
         self._cuda.free(self._sums)
 
-
-def _allocate_lines(cuda: Cuda, size_bytes: int, why: str) -> int:
-    """Zeroed device memory for lines. Raises RingError where it would take half of what is free."""
-    free_bytes = cuda.free_bytes()
-    if size_bytes > free_bytes // 2:
-        raise RingError(
-            f"the ring is not pinned ({why}), and its lines, {size_bytes / 1e6:.0f} MB, would take "
-            f"more than half of the {free_bytes / 1e6:.0f} MB that are free on the GPU",
-            hint="leave more memory free, or make a smaller ring",
-        )
-    return cuda.allocate(size_bytes)
+    def abandon(self) -> None:
+        """Give everything back: no kernel has been told of it."""
+        with suppress(RingError):
+            self._cuda.use_context()
+            self._undo.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import time
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ _ROUNDS = 8
 _GIVE_UP_S = 0.02
 """The GPU may be full; and it gives up by itself after half a millisecond (the PTX)."""
 _ANSWER, _NUMBER = 64, 72
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,8 @@ class ClockProbe:
     def __init__(self, cuda: Cuda) -> None:
         """Load the probe; raises RingError where the driver refuses."""
         self._cuda = cuda
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-        self._host = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        self._device = cuda.register(self._host, mmap.PAGESIZE)
+        # The driver's own memory, which it gives where it pins nobody else's.
+        self._host, self._device = cuda.allocate_host(_PAGE_BYTES)
         ptx = (include_dir() / "megatrace" / "clock_probe.ptx").read_text()
         self._module, self._function = cuda.load_kernel(ptx, "megatrace_clock_probe")
         self._stream = cuda.stream()
@@ -65,4 +64,4 @@ class ClockProbe:
     def close(self) -> None:
         """Wait for the probe and give its page back."""
         self._cuda.synchronize(self._stream)
-        self._cuda.unregister(self._host)
+        self._cuda.free_host(self._host)

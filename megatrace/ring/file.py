@@ -140,16 +140,17 @@ class RingFile:
         self._lock = lock
         end = META_OFFSET + int(header["meta_bytes"])
         self.meta: dict[str, Any] = _parse_meta(path, memory[META_OFFSET:end])
+        held = memoryview(memory)  # of a bare mmap an array would not keep what it looks at
         self.rings = int(header["blocks"]) * int(header["warps"])
         lines, layers = int(header["lines"]), int(header["layers"])
         self.lines: NDArray[np.uint32] = np.ndarray(
-            (self.rings, lines, LINE_WORDS), "<u4", memory, int(header["lines_offset"])
+            (self.rings, lines, LINE_WORDS), "<u4", held, int(header["lines_offset"])
         )
         self.sums: NDArray[np.uint64] = np.ndarray(
-            (layers, CAUSE_SLOTS, self.rings), "<u8", memory, int(header["sums_offset"])
+            (layers, CAUSE_SLOTS, self.rings), "<u8", held, int(header["sums_offset"])
         )
         self.host: NDArray[Any] = np.ndarray(
-            (int(header["host_capacity"]),), HOST_RECORD, memory, int(header["host_offset"])
+            (int(header["host_capacity"]),), HOST_RECORD, held, int(header["host_offset"])
         )
 
     @classmethod
@@ -157,7 +158,8 @@ class RingFile:
         """Make ``path`` (0600, it must not exist), fully allocated, and hold its lock.
 
         Where the file system has no room, in a memfd, which the session's recorder gets to
-        hold too. Raises RingError where ``path`` exists, or where memory is too short as well.
+        hold too. Raises RingError where ``path`` exists, where memory is too short as well, or the
+        system refuses anything else.
         """
         text = json.dumps(spec.meta, separators=(",", ":")).encode()
         places = _places(len(text), spec.rings, spec.lines, spec.layers, spec.host_capacity)
@@ -185,10 +187,12 @@ class RingFile:
             header["state"] = STATE_LIVE
             if why:
                 _point(fd, memfd, path, places.total, why)
-        except BaseException:
+        except BaseException as error:
             path.unlink(missing_ok=True)
             if memfd >= 0:
                 os.close(memfd)
+            if isinstance(error, OSError):
+                raise RingError(f"cannot make {path}: {error.strerror}") from None
             raise
         finally:
             os.close(fd)

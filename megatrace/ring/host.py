@@ -25,7 +25,10 @@ assert _BODY.size == HOST_RECORD.itemsize
 
 
 class HostWriter:
-    """Appends host records to a ring file this process owns; any thread may call it."""
+    """Appends host records to a ring file this process owns; any thread may call it.
+
+    After :meth:`close` it takes nothing more: a program may outlast its recording.
+    """
 
     def __init__(self, ring: RingFile, *, first: int = 1) -> None:
         """Begin at record number ``first``. Raises RingError where there is no room at all."""
@@ -35,9 +38,14 @@ class HostWriter:
                 f"{ring.path} has no room for host records",
                 hint="make the ring with host_capacity of at least 1024",
             )
-        self._memory = ring.host.view(np.uint8).data
+        self._memory: memoryview | None = ring.host.view(np.uint8).data
         self._next = first
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Take no more, and let go of the ring."""
+        with self._lock:
+            self._memory = None
 
     @property
     def written(self) -> int:
@@ -77,6 +85,8 @@ class HostWriter:
     def _append(
         self, event: int, begin: int, end: int, step: int, values: Sequence[int], text: bytes
     ) -> None:
+        if self._memory is None:
+            return
         number = self._next & 0xFFFFFFFF
         at = (self._next - 1) % self._capacity * HOST_RECORD.itemsize
         if len(text) > HOST_TEXT_BYTES:

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ MEMORY_RESERVE_BYTES = 256 << 20
 CGROUPS = Path("/sys/fs/cgroup")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MAX_POINTER_BYTES = 4096
+_TURN_S = 5.0
+"""A process that was stopped in its turn does not stop the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,23 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # The directory's own lock: where memory is short there may be no room for a file.
+        give_up = time.monotonic() + _TURN_S
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            while not _locked(fd) and time.monotonic() < give_up:
+                time.sleep(0.01)
         yield
     finally:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)  # of a child forked meanwhile too
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _make(name: str, size: int, why: str) -> int:

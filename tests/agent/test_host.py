@@ -127,6 +127,15 @@ def test_closing_ends_an_open_window_and_the_ring(agent: HostAgent, ring: RingFi
     assert not ring.owner_alive()
 
 
+def test_a_process_that_outlasts_its_agent_goes_on(agent: HostAgent) -> None:
+    agent.close()
+    agent.span(HOST_EVENT_IDS["forward"], 1, 2)
+    agent.fact("f", {"a": 1})
+    agent.set_window(True)
+    assert not agent.window_open
+    agent.close()
+
+
 def test_a_forked_child_leaves_the_ring_to_its_parent(agent: HostAgent, ring: RingFile) -> None:
     child = os.fork()
     if child == 0:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
 from megatrace.agent.kernel import IdleAgent, KernelAgent, RingSize
 from megatrace.agent.steps import capture_window, step_signal
+from megatrace.errors import UsageError
 from megatrace.jit.compilers import gpu_chip
 from megatrace.ring.control import Control, read_ack, write_control
 from megatrace.ring.drain import HostReader
@@ -192,3 +196,55 @@ def control_word(agent: KernelAgent) -> tuple[int, int]:
     """Step and level as a kernel would read them."""
     step, level = (ctypes.c_uint32 * 2).from_address(agent.params.control)
     return int(step), int(level)
+
+
+def test_a_program_that_outlasts_its_agent_goes_on(session: Session) -> None:
+    agent = start()
+    agent.close()
+    agent.span("forward", 1, 2)
+    agent.fact("f", {"a": 1})
+    agent.begin_step()
+    agent.close()
+
+
+def test_steps_that_are_said_while_the_agent_closes_are_taken_or_dropped(session: Session) -> None:
+    agent, failures = start(), []
+
+    def say_steps() -> None:
+        try:
+            while not agent._stop.is_set():
+                agent.begin_step()
+            agent.begin_step()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=say_steps) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    agent.close()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_ring_without_a_line_is_refused() -> None:
+    with pytest.raises(UsageError, match="0 lines a warp"):
+        RingSize(lines=0)
+
+
+def test_a_program_without_memory_for_a_ring_is_not_recorded_and_goes_on(session: Session) -> None:
+    code = """
+import resource
+from megatrace.agent.kernel import KernelAgent, RingSize
+from megatrace.schema import EventTable
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+agent = KernelAgent.start(EventTable("t", ()), blocks=64, roles=("w",) * 4, kernels=("k",),
+                          device="cpu", size=RingSize(lines=4096))
+print(type(agent).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "IdleAgent\n"), done.stderr
+    assert "this process's kernels are not recorded: cannot make " in done.stderr
+    assert session.ring_paths() == []

@@ -130,6 +130,17 @@ def test_rings_made_together_do_not_take_the_same_memory(
     made[0].close()
 
 
+def test_a_process_that_was_stopped_in_its_turn_does_not_stop_the_others(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memfd, "_TURN_S", 0.2)
+    stopped = os.open(small, os.O_RDONLY)
+    fcntl.flock(stopped, fcntl.LOCK_EX)
+    with RingFile.create(small / "a.ring", SPEC) as ring:
+        assert ring.memfd >= 0
+    os.close(stopped)
+
+
 def test_a_gpus_ring_is_never_a_file_outside_of_shared_memory(tmp_path: Path) -> None:
     if memfd._is_shared_memory(tmp_path):
         pytest.skip("the temporary directory is shared memory")
