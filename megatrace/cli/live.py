@@ -56,7 +56,7 @@ def _once(source: LiveSource, as_json: bool) -> int:
     from megatrace.cli.console import print_json
     from megatrace.tui.text import to_dict, to_text
 
-    name = _first(source)
+    name = first_reading(source)
     status, frame = source.poll()
     if as_json:
         print_json("live", {"session": name, "t_s": time.time(), **to_dict(status, frame)})
@@ -68,7 +68,7 @@ def _once(source: LiveSource, as_json: bool) -> int:
 def _stream(source: LiveSource, interval_s: float) -> int:
     from megatrace.tui.text import to_dict
 
-    name = _first(source)
+    name = first_reading(source)
     due = time.monotonic()
     while source.name == name:
         status, frame = source.poll()
@@ -84,7 +84,7 @@ def _stream(source: LiveSource, interval_s: float) -> int:
     return 0
 
 
-def _first(source: LiveSource) -> str:
+def first_reading(source: LiveSource) -> str:
     """Wait a little for tables; the session's name. Raises SessionNotFound."""
     from megatrace.errors import SessionNotFound
 

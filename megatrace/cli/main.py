@@ -26,6 +26,7 @@ _INTERRUPTED = 130
 VERBS: dict[str, str] = {
     "record": "Run a program and record its megakernels.",
     "live": "Watch a recording in the terminal, and steer it.",
+    "steer": "Change what a recording keeps, from a script.",
     "view": "Replay a capture in the terminal, or in Perfetto.",
     "report": "Tables of a capture: time, stalls, loss.",
     "tables": "One table in full: stalls, prefetches, waits, critical path.",
