@@ -7,9 +7,11 @@ follows what was drained, plus as many steps as the ring holds::
     limit = steps drained + SAFE * lines of a warp's ring / lines of a warp's step
 
 Lines of a step are measured where a step id changes between two headers of a warp. Until
-then the limit is FIRST: a ring is meant to hold that many steps. A step counts as drained
-when every watched warp has a later one, or when a drain finds nothing new: not every warp
-is in every step where only some SMs record, because blocks change their SMs.
+then the limit is FIRST beyond what was drained: a ring is meant to hold that many steps. A step
+counts as drained when every watched warp has a later one, or when a drain finds nothing new: not
+every warp is in every step where only some SMs record, because blocks change their SMs. Nothing
+new does not say that the last step is over, so it tells of no step's lines: those that an agent
+copies out come in bursts, with a step cut anywhere.
 """
 
 from __future__ import annotations
@@ -54,20 +56,18 @@ class Credit:
         if not self._lines:
             return False
         if not len(ring):
-            return self._raise(self._steps, max((w.lines for w in self._rings.values()), default=0))
+            return self._raise(self._steps)
         self._count_steps(lines)
         for number in self._watched(ring):
             self._rings[number].feed(lines[ring == number])
         last = min((w.step for w in self._rings.values()), default=-1)
         later = len(self._recent) - bisect_right(self._recent, last)
-        return self._raise(self._steps - later, 0)
+        return self._raise(self._steps - later)
 
-    def _raise(self, drained: int, lines: int) -> bool:
+    def _raise(self, drained: int) -> bool:
         """Set the limit after ``drained`` steps, the last of them perhaps still running."""
-        need = max([lines, *(w.step_lines for w in self._rings.values())])
-        if not need:
-            return False
-        limit = drained - 1 + max(1, int(SAFE * self._lines / need))
+        need = max((w.step_lines for w in self._rings.values()), default=0)
+        limit = drained - 1 + (max(1, int(SAFE * self._lines / need)) if need else FIRST)
         rose = limit > self.limit
         self.limit = max(self.limit, limit)
         return rose

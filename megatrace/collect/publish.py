@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,18 @@ from megatrace.ring.sums import Shape, Sums
 
 MAX_ENDED = 16
 """Processes that have ended and still have a row: a session may run through hundreds."""
+_TRY_AGAIN_S = 5.0
+"""A try takes all the memory there is for a moment, and a ring may be made in it."""
 
 
 class Publisher:
     """Writes the page; makes a new one where ranks, layers, roles or blocks change.
 
+    Where there is no room for its tables it has the rows of the ranks alone, and its note says
+    why as ``no_tables``.
+
     Attributes:
-        failure: why there is no page; "" while there is one.
+        failure: why there are no tables, and the next step; "" while there are.
     """
 
     def __init__(self, session: Path) -> None:
@@ -31,6 +37,8 @@ class Publisher:
         self._page: AggregatePage | None = None
         self._roles: tuple[str, ...] = ()
         self._ranks: list[int] = []
+        self._shape = Shape(0, 0, 0, 0)
+        self._again_s = 0.0
         self._started_ns = time.monotonic_ns()
         self.failure = ""
 
@@ -56,7 +64,9 @@ class Publisher:
         if page is None:
             return
         rows = np.zeros(len(ranks), RANK_ROW)
-        sums = Sums.zeros(shape)
+        sums = Sums.zeros(page.shape)
+        if self.failure:
+            traced, note = [], {**note, "no_tables": self.failure}
         for at, rank in enumerate(ranks):
             mine = [source for source in sources if source.rank == rank]
             fill_row(rows[at : at + 1], rank, mine)
@@ -80,22 +90,36 @@ class Publisher:
         self, shape: Shape, roles: tuple[str, ...], ranks: list[int]
     ) -> AggregatePage | None:
         # Other ranks in the same rows are another page: viewers take differences row by row.
-        same = self._page is not None and self._page.shape == shape
-        if not same or (self._roles, self._ranks) != (roles, ranks):
+        same = (self._shape, self._roles, self._ranks) == (shape, roles, ranks)
+        if same and (not self.failure or time.monotonic() < self._again_s):
+            return self._page
+        self._shape, self._roles, self._ranks = shape, roles, ranks
+        rows_alone = self._page if same else None
+        try:
+            page: AggregatePage | None = self._create(shape, roles)
+            self.failure = ""
+        except (RingError, OSError) as error:
+            hint = error.hint if isinstance(error, RingError) else ""
+            self.failure = f"{error}; {hint}" if hint else str(error)
+            self._again_s = time.monotonic() + _TRY_AGAIN_S
+            page = rows_alone
+            if page is None:
+                with suppress(RingError, OSError):
+                    page = self._create(Shape(shape.ranks, 0, 0, 0), ())
+        if page is not self._page:
             self.close()
-            self._roles, self._ranks = roles, ranks
-            try:
-                self._page = AggregatePage.create(
-                    self._session,
-                    ranks=shape.ranks,
-                    layers=shape.layers,
-                    roles=roles,
-                    blocks=shape.blocks,
-                    started_ns=self._started_ns,
-                )
-            except (RingError, OSError) as error:
-                self.failure = str(error)
-        return self._page
+            self._page = page
+        return page
+
+    def _create(self, shape: Shape, roles: tuple[str, ...]) -> AggregatePage:
+        return AggregatePage.create(
+            self._session,
+            ranks=shape.ranks,
+            layers=shape.layers,
+            roles=roles,
+            blocks=shape.blocks,
+            started_ns=self._started_ns,
+        )
 
 
 def shown(sources: Sequence[Source]) -> list[Source]:

@@ -54,6 +54,7 @@ class Pump:
         refused: ring files that could not be, with the reason.
         clocks: how well each rank's GPU clock is tied to the host.
         burst: what else takes the lines while it runs; None.
+        lines_read: lines taken so far, of all rings.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Pump:
         self._numbers = Numbers()
         self._last_ended_ns = 0
         self._receiver = receiver
+        self.lines_read = 0
 
     def scan(self, *, patience_s: float = _ATTACH_PATIENCE_S) -> list[Source]:
         """Attach to the ring files that are new; those attached now."""
@@ -87,7 +89,10 @@ class Pump:
             self._receiver.take()
             for path in self._known:  # opened by way of /proc before it was handed over
                 self._receiver.drop(path.name)
-        opened = [s for p in self._session.glob("*.ring") if (s := self._open(p, patience_s))]
+        paths = set(self._session.glob("*.ring"))
+        for gone in self._first_seen_s.keys() - paths:
+            del self._first_seen_s[gone]
+        opened = [source for path in paths if (source := self._open(path, patience_s))]
         found = []
         for source in sorted(opened, key=self._turn_of):
             number = self._number(source)
@@ -102,11 +107,6 @@ class Pump:
     def drain(self) -> int:
         """Take one turn at every ring; how many lines and host records came."""
         return sum(self._drain(source) for source in self.sources if not source.ended)
-
-    @property
-    def lines_read(self) -> int:
-        """Lines taken so far, of all rings."""
-        return sum(source.stats.read for source in self.sources)
 
     def counters(self) -> None:
         """Write the counters that have moved."""
@@ -163,7 +163,7 @@ class Pump:
             traced_processes=len(traced),
             processes=len({int(s.ring.header["pid"]) for s in self.sources}),
             records=sum(s.records for s in self.sources),
-            lines=sum(s.stats.read for s in self.sources),
+            lines=self.lines_read,
             lines_lost=sum(s.stats.lost for s in self.sources),
             host_spans=sum(s.host_spans for s in self.sources),
             host_records_lost=sum(s.host_lost for s in self.sources),
@@ -183,6 +183,7 @@ class Pump:
                 self.refused[path.name] = str(error)
             return None
         self._known.add(path)
+        self._first_seen_s.pop(path, None)  # the next ring of this name has its own time
         return source
 
     def _attach(self, path: Path) -> Source:
@@ -203,7 +204,7 @@ class Pump:
 
     def _number(self, source: Source) -> int | None:
         """Its number among those that live."""
-        living = [(s.rank, int(s.ring.header["pid"])) for s in self.sources if not s.ended]
+        living = [(s.rank, s.origin) for s in self.sources if not s.ended]
         idle_ns = int(source.ring.header["created_mono_ns"]) - self._last_ended_ns
         anew = bool(self.sources) and not living and idle_ns > _SAME_RUN_S * 1e9
         return self._numbers.take(source.origin, living, anew=anew)
@@ -227,6 +228,7 @@ class Pump:
         begin = time.perf_counter()
         drained = source.drain_lines(MAX_LINES, final=final)
         if len(drained):
+            self.lines_read += len(drained)
             self._sink.lines(source.rank, drained.ring, drained.lines)
             if self.burst is not None:
                 self.burst.lines(source, drained.ring, drained.lines)

@@ -15,6 +15,7 @@ from megatrace.collect.launch import Child, Program, redacted, resolve
 from megatrace.collect.options import RecordOptions, default_name
 from megatrace.collect.publish import Publisher
 from megatrace.collect.pump import MAX_LINES, Pump, any_alive
+from megatrace.collect.sampling import CounterPace
 from megatrace.collect.signals import Signals, Taken
 from megatrace.collect.sink import Sink
 from megatrace.collect.status import Status, StatusLine
@@ -81,6 +82,7 @@ class Recording:
         self._pump = Pump(session.path, sink, self._steering, Receiver(session.path))
         self._viewers = Viewers(session.path, sink.path, self._pump, self._steering)
         self._publisher = Publisher(session.path)
+        self._counter_pace = CounterPace()
         self._gpus = GpuQuery()
         self._status = StatusLine(talk)
         self._begin_s = time.monotonic()
@@ -210,25 +212,35 @@ class Recording:
         return True
 
     def _publish(self) -> None:
-        if self._pump.sources:
-            self._publisher.publish(
-                self._pump.sources,
-                self._sink.size_bytes,
-                self._pump.clocks.errors_ns(),
-                self._steering.every_n,
-                self._viewers.note(),
-            )
+        if not self._pump.sources:
+            return
+        self._publisher.publish(
+            self._pump.sources,
+            self._sink.size_bytes,
+            self._pump.clocks.errors_ns(),
+            self._steering.every_n,
+            self._viewers.note(),
+        )
+        if self._publisher.failure and "page" not in self._told:
+            self._told.add("page")
+            self._talk.warn(f"megatrace live has no tables to show: {self._publisher.failure}")
 
     def _keep(self) -> None:
-        """Once a second: counters, and facts that come late."""
-        self._pump.counters()
+        """Once a second: counters where they are due, and facts that come late."""
+        if self._counter_pace.due(time.monotonic()):
+            self._write_counters()
         gpus = self._gpus.poll()
         if gpus is not None:
             self._sink.fact(0, "gpus", "recorder", {"gpus": gpus})
 
+    def _write_counters(self) -> None:
+        before = self._sink.size_bytes
+        self._pump.counters()
+        self._counter_pace.wrote(self._sink.size_bytes - before, time.monotonic())
+
     def _take(self, taken: Taken, child: Child) -> None:
         if not taken.stops:
-            self._pump.counters()
+            self._write_counters()
             self._sink.flush()
             self._talk.say(f"checkpoint: {self._sink.part} holds everything so far")
             return

@@ -123,6 +123,8 @@ def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ..
             _copy_all(copy, writer)
             sources, gone = _sources(session, capture)
             rings = [_Remains(source, capture) for source in sources]
+            told_anew = {source.rank for source in sources if source.traced}
+            lost_before = sum(n for (rank, _), n in capture.loss.items() if rank not in told_anew)
             for ring in rings:
                 ring.write(writer)
             writer.finish(
@@ -138,7 +140,7 @@ def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ..
     return _Left(
         session=session.name,
         lines=sum(ring.lines for ring in rings),
-        lines_lost=sum(ring.lines_lost for ring in rings),
+        lines_lost=lost_before + sum(ring.lines_lost for ring in rings),
         program_runs=session.info().live,
         rings_gone=gone,
     )
@@ -179,8 +181,7 @@ def _sources(session: Session, capture: Capture) -> tuple[list[Source], tuple[st
     for source in found:
         number = told.get((source.name, int(source.ring.header["created_ns"])))
         if number is None:
-            living = [(one.rank, int(one.ring.header["pid"])) for one in kept]
-            number = numbers.take(source.origin, living)
+            number = numbers.take(source.origin, [(one.rank, one.origin) for one in kept])
         if number is not None:
             source.rank = number
             kept.append(source)

@@ -10,6 +10,10 @@ Counters run on every step; a timeline is kept on one step in N, per rank:
 4. N rises at once. It falls only to half, and only where half would still do.
 
 N starts at 1. Beside it, :mod:`megatrace.collect.credit` keeps a ring from overrunning.
+
+Counters are running sums, of which only the last are read, so they have a budget of their own:
+after a sample of all ranks the next one waits until COUNTER_BYTES_PER_S has paid for it. What
+the first sample and the last one take comes on top.
 """
 
 from __future__ import annotations
@@ -23,6 +27,10 @@ FILE_WORDS_PER_S = 5e6
 """About 20 MB/s of capture file: a terabyte lasts half a day."""
 ASSUMED_DRAIN_WORDS_PER_S = 50e6
 """Until a pass was large enough to measure."""
+COUNTER_BYTES_PER_S = 2e6
+"""A tenth of what lines may take. 62 layers of 1584 warps are 9.3 MB a sample and rank."""
+COUNTERS_EVERY_S = 1.0
+"""Where they cost less than that."""
 MAX_EVERY_N = 1 << 20
 
 _MEASURABLE_LINES = 2048
@@ -65,6 +73,21 @@ class DrainMeter:
 def budget_words_per_s(drain_words_per_s: float, ranks: int) -> float:
     """Words a second that one of ``ranks`` may write."""
     return min(drain_words_per_s / 2, FILE_WORDS_PER_S) / max(1, ranks)
+
+
+class CounterPace:
+    """When the counters go to the file."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time for a sample."""
+        return now_s >= self._due_s
+
+    def wrote(self, size_bytes: int, now_s: float) -> None:
+        """Count a sample of all ranks."""
+        self._due_s = now_s + max(COUNTERS_EVERY_S, size_bytes / COUNTER_BYTES_PER_S)
 
 
 class EveryN:

@@ -75,7 +75,7 @@ class Source:
         self._counters = CounterReader(ring)
         self._host = HostReader(ring)
         self._assembler = FactAssembler()
-        self._last: tuple[Ack, RoleSums] | None = None
+        self._last: tuple[Ack, RoleSums, LineStats] | None = None
 
     @classmethod
     def open(
@@ -124,7 +124,7 @@ class Source:
     @property
     def stats(self) -> LineStats:
         """Lines read, lost, torn and late so far, exact."""
-        return self._lines.stats
+        return self._lines.stats if self._last is None else self._last[2]
 
     @property
     def lost_per_ring(self) -> NDArray[np.int64]:
@@ -210,7 +210,7 @@ class Source:
         """Give the memory of an ended ring back; what it came to stays."""
         if self.released:
             return
-        self._last = self.ack(), self.role_sums()
+        self._last = self.ack(), self.role_sums(), self.stats
         self.released = True
         for reader in (self._lines, self._host, self._counters):
             reader.release()

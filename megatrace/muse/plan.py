@@ -2,7 +2,7 @@
 
 Mirrors shared.cuh (shares), gemm.cuh (places at a projection) and routing.cuh (groups of
 tokens). Nothing here is sent to the kernel, which divides its work itself: tests hold the two
-together, and reports say how even the division is.
+together.
 """
 
 from __future__ import annotations
@@ -175,68 +175,6 @@ def packed_layer_bytes(model: MuseConfig, rank: RankShape, kind: ExpertKind) -> 
     return dense + vectors + rank.local_experts * expert
 
 
-def expert_block_bytes(
-    groups: Sequence[Group], rows: int, columns: int, kind: ExpertKind, blocks: int
-) -> list[int]:
-    """Weight bytes that each block reads of an expert matrix, every group its own.
-
-    ``rows`` are those of one expert: twice the inner size for gate and up.
-    """
-    tiles, tile_bytes = rows // TILE, expert_matrix_bytes(TILE, columns, kind)
-    return [len(share) * tile_bytes for share in shares(len(groups) * tiles, blocks)]
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """How evenly the blocks of one phase are loaded."""
-
-    phase: str
-    bytes: int
-    """Of all blocks."""
-    largest: int
-    """Of the block that reads most."""
-    idle: int
-    """Blocks that read nothing."""
-    ratio: float
-    """``largest`` over the mean of all blocks: 1 is even, 0 where nothing is read."""
-
-
-def balance(phase: str, block_bytes: Sequence[int]) -> Balance:
-    """How even ``block_bytes`` are."""
-    total, largest = sum(block_bytes), max(block_bytes)
-    ratio = largest * len(block_bytes) / total if total else 0.0
-    return Balance(phase, total, largest, sum(b == 0 for b in block_bytes), ratio)
-
-
-def layer_balance(
-    model: MuseConfig,
-    rank: RankShape,
-    ids: Sequence[Sequence[int]],
-    kind: ExpertKind,
-    blocks: int,
-) -> list[Balance]:
-    """How even every phase that reads weights is on ``blocks`` SMs, in the order they run."""
-    dense = projections(model, rank)
-    groups = expert_groups(ids, rank)
-    router = [
-        a + b
-        for a, b in zip(
-            dense["router"].block_bytes(blocks), dense["pre_proj"].block_bytes(blocks), strict=True
-        )
-    ]
-    inner, width = model.expert_inner, model.expert_width
-    up = expert_block_bytes(groups, 2 * inner, width, kind, blocks)
-    down = expert_block_bytes(groups, width, inner, kind, blocks)
-    return [
-        balance("o_proj", dense["o_proj"].block_bytes(blocks)),
-        balance("router", router),
-        balance("experts_up", up),
-        balance("experts_down", down),
-        balance("post_proj", dense["post_proj"].block_bytes(blocks)),
-        balance("qkv", dense["qkv"].block_bytes(blocks)),
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class FloorBytes:
     """Bytes that one rank must read, whatever the kernel really reads."""
@@ -314,15 +252,6 @@ def step_floor(
             model, rank, layer, kind=kind, distinct=hit, context=context, rows=rows, cache=cache
         )
     return total
-
-
-def expected_distinct(model: MuseConfig, rank: RankShape, rows: int) -> float:
-    """Distinct experts of this rank that ``rows`` rows hit, were all equally likely.
-
-    12.75 of 32 for the released model's 16 rows on one of eight ranks.
-    """
-    missed = (1 - model.top_k / model.experts) ** rows
-    return float(rank.local_experts * (1 - missed))
 
 
 def launch_bytes(

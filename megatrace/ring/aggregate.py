@@ -152,17 +152,20 @@ class AggregatePage:
         size = _size(shape)
         made = path.with_name(f".{PAGE_NAME}.{os.getpid()}")
         made.unlink(missing_ok=True)
-        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)
-            memory = mmap.mmap(fd, size)
+            fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, size)
+                memory = mmap.mmap(fd, size)
+            finally:
+                os.close(fd)
         except OSError as error:
             made.unlink(missing_ok=True)
             raise RingError(
-                f"no room for {path}: {error.strerror}", hint="use a larger --shm-size"
+                f"cannot make {path}: {error.strerror}",
+                hint=f"it needs {size / 1024:,.0f} KiB of {session.parent}; in a container use a "
+                "larger --shm-size",
             ) from None
-        finally:
-            os.close(fd)
         header = np.ndarray((), _HEADER, memory)
         header["version"], header["ranks"], header["layers"] = PAGE_VERSION, ranks, layers
         header["roles"], header["blocks"] = len(roles), blocks

@@ -51,14 +51,19 @@ def _drop(lock: weakref.ref[HeldLock]) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds ``path``'s lock; a missing file is held by nobody."""
+    """Whether some process holds ``path``'s lock; a missing file is held by nobody.
+
+    What cannot be looked at (no file descriptor left, say) counts as held: it is not taken away.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError:
         return True
     finally:
         os.close(fd)

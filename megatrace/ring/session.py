@@ -149,11 +149,6 @@ class Session:
             self._lock = None
 
 
-def session_root() -> Path:
-    """The directory of this user's sessions, made if missing. Raises SessionError."""
-    return runtime_root(create=True)
-
-
 def list_sessions() -> list[SessionInfo]:
     """All sessions of this user, live ones first, then by start."""
     found = [_info(path) for path in _directories()]

@@ -24,6 +24,10 @@ def feed(credit: Credit, lines: NDArray[np.uint32], ring: int = 0) -> bool:
     return credit.feed(np.full(len(lines), ring, np.uint32), lines)
 
 
+def nothing_new(credit: Credit) -> bool:
+    return feed(credit, np.zeros((0, 32), np.uint32))
+
+
 def test_until_a_step_was_measured_the_limit_is_the_first() -> None:
     credit = Credit(256)
     assert credit.limit == FIRST
@@ -74,11 +78,27 @@ def test_warps_that_are_in_one_step_alone_do_not_hold_the_limit_for_ever() -> No
     for step in range(1, 30):
         assert step <= credit.limit, "the agent may begin the step"
         feed(credit, lines_of((step, 8)), ring=step)
-        credit.feed(np.zeros(0, np.uint32), np.zeros((0, 32), np.uint32))
-    assert credit.limit == 29 - 1 + int(0.75 * 64 / 8)
+        nothing_new(credit)
+    assert credit.limit == 29 - 1 + FIRST
+    feed(credit, lines_of((30, 8)), ring=7)
+    nothing_new(credit)
+    assert credit.limit == 30 - 1 + int(0.75 * 64 / 8)
+
+
+def test_a_drain_of_nothing_in_mid_step_does_not_make_a_part_of_a_step_a_whole_one() -> None:
+    credit = Credit(512)
+    feed(credit, lines_of((1, 2)))  # one copy of a ring that is not pinned, of a step of 100
+    nothing_new(credit)
+    assert credit.limit == FIRST
+    feed(credit, np.zeros((98, 32), np.uint32))
+    nothing_new(credit)
+    assert credit.limit == FIRST
+    feed(credit, lines_of((2, 3)))
+    nothing_new(credit)
+    assert credit.limit == 2 - 1 + int(0.75 * 512 / 100)
 
 
 def test_a_drain_of_nothing_before_the_first_line_gives_nothing() -> None:
     credit = Credit(64)
-    assert not credit.feed(np.zeros(0, np.uint32), np.zeros((0, 32), np.uint32))
+    assert not nothing_new(credit)
     assert credit.limit == FIRST

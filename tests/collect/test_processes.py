@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from megatrace.ring.aggregate import AggregatePage
 from megatrace.ring.control import read_ack
 from megatrace.ring.file import RingFile
 from megatrace.ring.session import Session
-from megatrace.schema.processes import number_of, parse_rank, rank_text
+from megatrace.schema.processes import number_of, parse_rank, rank_of, rank_text
 from tests.collect.fake_rank import FakeRank, make_ring
 from tests.collect.helpers import (
     FAKE_RANK,
@@ -46,7 +47,8 @@ def at_once(*commands: tuple[str, ...]) -> tuple[str, ...]:
     code = (
         "import subprocess\n"
         f"running = [subprocess.Popen(words) for words in {list(commands)!r}]\n"
-        "raise SystemExit(max(process.wait() for process in running))"
+        "try: raise SystemExit(max(process.wait() for process in running))\n"
+        "finally: [process.kill() for process in running]"
     )
     return (sys.executable, "-c", code)
 
@@ -136,12 +138,12 @@ def test_every_view_of_a_capture_calls_a_second_process_by_one_name(two_processe
     assert "1 rank in 2 processes, 35 steps" in " ".join(compared.split())
 
 
-def test_tables_for_programs_keep_rank_a_number_that_tells_processes_apart(
+def test_tables_for_programs_say_rank_and_process_apart(
     two_processes: Path,
 ) -> None:
     done = megatrace("tables", two_processes, "launch_times", "--format", "json")
-    ranks = [row["rank"] for row in json.loads(done.stdout)["rows"]]
-    assert {rank: ranks.count(rank) for rank in ranks} == {0: 10, number_of(0, 2): 25}
+    rows = json.loads(done.stdout)["rows"]
+    assert Counter((row["rank"], row["process"]) for row in rows) == {(0, 1): 10, (0, 2): 25}
 
 
 def test_a_trace_of_one_step_is_of_one_process_and_says_so(
@@ -204,6 +206,43 @@ def test_a_killed_recorder_leaves_every_process_to_recover(tmp_path: Path) -> No
         assert lines["0"] * 30 == lines["0#2"] * 20
 
 
+SERVER = """
+from megatrace.agent.host import HostAgent
+agents = [HostAgent.from_env(name) for name in ("main", "scheduler")]
+for agent in agents:
+    agent.span(3, 1000, 2000, 1, (1, 1, 0, -1))
+    agent.close()
+"""
+
+
+def test_a_kernel_program_after_a_plain_server_is_a_process_of_its_own(tmp_path: Path) -> None:
+    output = tmp_path / "run.mtr"
+    server, pause = (sys.executable, "-c", SERVER), ("sleep", "1")  # less than ranks may miss by
+    assert record(output, *in_turn(server, pause, fake("a", 5))).returncode == 0
+    with open_capture(output) as capture:
+        assert lines_by_rank(capture).keys() == {"0#2"}
+        assert set(capture.host().rank.tolist()) == {0, number_of(0, 2)}
+        assert {rank_text(n): facts.traced for n, facts in capture.rings.items()} == {
+            "0": False,
+            "0#2": True,
+        }
+
+
+def test_what_processes_that_ended_had_lost_is_lost_after_a_recovery_too(tmp_path: Path) -> None:
+    output = tmp_path / "run.mtr"
+    small = fake("a", 400, "--lines", "2", "--step-us", "0")
+    with recording(output, *in_turn(small, fake("b", 5, "--linger-s", "60"))) as process:
+        root = Path(os.environ["MEGATRACE_RUNTIME_DIR"])
+        wait_until(lambda: list(root.glob("*/b.ring")), "the second process has a ring")
+        wait_until(lambda: not list(root.glob("*/a.ring")), "the first has been let go")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        found = salvage(Path(f"{output}.part"))
+    with open_capture(output) as capture:
+        assert found.lines_lost == sum(capture.loss.values())
+        assert found.lines_lost + lines_by_rank(capture)["0"] == 400 * 4 * 16
+
+
 def test_a_server_is_one_process_of_its_rank_and_its_restart_the_next() -> None:
     numbers = Numbers()
 
@@ -227,9 +266,41 @@ def test_a_kernel_alone_is_no_part_of_the_server_that_follows() -> None:
 
 
 def take(numbers: Numbers, rank: int, pid: int, *living: tuple[str, int]) -> str:
-    """Of a kernel's ring, beside the rings of that rank and pid that live."""
-    there = [(parse_rank(text), other) for text, other in living]
+    """Of a kernel's ring, beside the kernels' rings of that number and pid that live."""
+    there = [
+        (number, Origin(rank_of(number), other, f"k{other}", True))
+        for number, other in ((parse_rank(text), other) for text, other in living)
+    ]
     return rank_text(numbers.take(Origin(rank, pid, f"k{pid}", True), there) or 0)
+
+
+def test_two_host_rings_of_one_name_do_not_set_the_ranks_of_a_server_apart() -> None:
+    numbers = Numbers()
+    living: list[tuple[int, Origin]] = []
+
+    def come(rank: int, pid: int, process: str, *, traced: bool = False) -> str:
+        ring = Origin(rank, pid, process, traced)
+        number = numbers.take(ring, living)
+        assert number is not None
+        living.append((number, ring))
+        return rank_text(number)
+
+    assert [come(0, 1, "main"), come(0, 2, "scheduler"), come(0, 4, "detokenizer")] == ["0"] * 3
+    assert come(0, 5, "detokenizer") == "0#2"
+    assert come(1, 3, "scheduler") == "1"
+    assert [come(0, 2, "k", traced=True), come(1, 3, "k", traced=True)] == ["0", "1"]
+
+
+def test_nothing_joins_a_run_that_is_over() -> None:
+    numbers = Numbers()
+    for pid, process in enumerate(("main", "scheduler"), 1):
+        assert numbers.take(Origin(0, pid, process, False)) == 0
+    kernels = Origin(0, 9, "rank0000-9", True)
+    assert numbers.take(kernels, anew=True) == number_of(0, 2)
+    beside = [(number_of(0, 2), kernels)]
+    assert numbers.take(Origin(0, 9, "detokenizer", False), beside) == number_of(0, 2)
+    assert numbers.take(Origin(1, 10, "rank0001-10", True), beside) == number_of(1, 2)
+    assert numbers.take(Origin(0, 11, "detokenizer", False), beside) == number_of(0, 3)
 
 
 def test_ranks_that_run_together_are_of_one_run_whatever_ran_before() -> None:

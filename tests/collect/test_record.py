@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megatrace.capture.reader import open_capture
+from megatrace.collect.sampling import COUNTER_BYTES_PER_S
 from tests.collect.helpers import (
     FAKE_RANK,
     MEGATRACE,
@@ -350,6 +352,24 @@ def test_counters_are_kept_with_every_launch(tmp_path: Path) -> None:
         samples = capture.counters()
         last = {int(s): r for s, r in zip(samples.slot, samples.records, strict=True)}
         assert sum(int(last[16 * layer]["count"][0]) for layer in range(4)) == 30 * 40
+
+
+def test_counters_of_many_slots_keep_to_their_budget_and_end_exact(tmp_path: Path) -> None:
+    output = tmp_path / "run.mtr"
+    size = ("--blocks", "400", "--layers", "62", "--lines", "2", "--obey", "--wait-control")
+    command = (*FAKE_RANK, "--steps", "2000", "--step-us", "2000", *size)
+    done = record(output, *command, options=("--level", "counters", "--json"))
+    elapsed_s = json.loads(done.stdout)["elapsed_s"]
+    slots = 62 * 1600
+    with open_capture(output) as capture:
+        samples = capture.counters()
+        many = len(samples.slot)
+        last = np.zeros(slots, np.int64)
+        last[samples.slot] = samples.records["count"][:, 0]
+    assert elapsed_s > 4
+    # The first sample and the last are on top.
+    assert many <= 2 * slots + COUNTER_BYTES_PER_S * elapsed_s / 90
+    assert last.sum() == 2000 * 40 * 1600
 
 
 def test_overrun_rings_are_counted_exactly(tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from megatrace.collect.sampling import (
     ASSUMED_DRAIN_WORDS_PER_S,
+    COUNTER_BYTES_PER_S,
+    COUNTERS_EVERY_S,
     FILE_WORDS_PER_S,
+    CounterPace,
     DrainMeter,
     EveryN,
     Load,
@@ -104,3 +107,19 @@ def test_small_passes_do_not_count_as_a_measured_rate() -> None:
     assert meter.words_per_s == ASSUMED_DRAIN_WORDS_PER_S
     meter.add(10_000, 0.01)
     assert meter.words_per_s == pytest.approx(10_000 * RECORDS_PER_LINE / 0.01)
+
+
+@pytest.mark.parametrize(("ranks", "slots"), [(1, 16), (1, 62 * 1584), (8, 62 * 1584)])
+def test_counters_keep_to_their_budget_however_many_there_are(ranks: int, slots: int) -> None:
+    pace, size, written, times = CounterPace(), ranks * slots * 95, 0, []
+    for tenth in range(6000):
+        if pace.due(tenth / 10):
+            pace.wrote(size, tenth / 10)
+            times.append(tenth / 10)
+            written += size
+    assert written - size <= COUNTER_BYTES_PER_S * times[-1]
+    assert times[1] - times[0] <= max(COUNTERS_EVERY_S, size / COUNTER_BYTES_PER_S) + 0.1
+
+
+def test_counters_are_a_tenth_of_what_lines_may_take() -> None:
+    assert COUNTER_BYTES_PER_S == FILE_WORDS_PER_S * 4 / 10

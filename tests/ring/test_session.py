@@ -10,7 +10,7 @@ from megatrace.errors import SessionError, SessionNotFound
 from megatrace.paths import runtime_root
 from megatrace.ring.drain import LineReader
 from megatrace.ring.file import RingFile, RingSpec
-from megatrace.ring.session import Session, list_sessions, prune, session_root
+from megatrace.ring.session import Session, list_sessions, prune
 from tests.ring.processes import python
 
 SPEC = RingSpec(0, 1, 2, 4, 1, 4, 0, 9)
@@ -47,7 +47,7 @@ def test_a_session_is_listed_live_with_its_rings_and_command() -> None:
 
 def test_directories_are_for_this_user_alone() -> None:
     session = Session.create()
-    for path in (session.path, session_root()):
+    for path in (session.path, runtime_root(create=True)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     for path in session.path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -90,7 +90,7 @@ def test_a_killed_recorder_leaves_a_dead_session_that_is_pruned() -> None:
         assert [(s.name, s.live) for s in list_sessions()] == [("killed", False)]
         assert prune() == ["killed"]
         assert list_sessions() == []
-        assert list(session_root().iterdir()) == []
+        assert list(runtime_root(create=True).iterdir()) == []
 
 
 def test_a_session_whose_traced_process_lives_is_never_pruned() -> None:
@@ -129,7 +129,7 @@ def test_without_a_root_there_are_no_sessions() -> None:
 
 
 def test_a_root_others_can_enter_is_refused() -> None:
-    session_root().chmod(0o755)
+    runtime_root(create=True).chmod(0o755)
     with pytest.raises(SessionError, match="open to others"):
         Session.create("mine")
 
@@ -144,7 +144,7 @@ def test_a_root_that_is_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away needs root")
 def test_a_root_of_another_user_is_refused() -> None:
-    os.chown(session_root(), 12345, -1)
+    os.chown(runtime_root(create=True), 12345, -1)
     with pytest.raises(SessionError, match="belongs to user 12345"):
         list_sessions()
 
