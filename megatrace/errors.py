@@ -14,8 +14,8 @@
     ├── ServerError             a server that is away, or answers what it should not
     └── BuildError              a compiler refused, or there is none
 
-Every one carries a ``hint``: the next thing to try. Only ``megatrace.cli`` prints
-them and turns them into an exit code.
+Every one carries a ``hint``: the next thing to try, which a traceback shows below the
+message. Only ``megatrace.cli`` prints them and turns them into an exit code.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class MegatraceError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
 
 
 class UsageError(MegatraceError):

@@ -112,8 +112,14 @@ class KernelAgent:
         ``roles`` names the warps of a block, ``kernels`` the kernel ids from 0, ``device``
         is ``cuda`` or ``cpu`` (the host build). Where there is no memory for a ring or the
         driver refuses it says so on stderr and returns an agent that does nothing: a profiler
-        does not end the program. Raises SessionError where the session is not this user's.
+        does not end the program. Raises SessionError where the session is not this user's,
+        UsageError where there would be no warp.
         """
+        if blocks < 1 or not roles:
+            raise UsageError(
+                f"agent: {blocks} blocks of {len(roles)} warps",
+                hint="blocks is that of the grid, roles has a name for each warp of a block",
+            )
         session = session_or_none()
         if session is None:
             return IdleAgent()

@@ -6,6 +6,7 @@ None for 0.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -57,6 +58,16 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb of ``args``; a word that is none is told which one it resembles."""
+        word = args[0]
+        if word not in VERBS and not word.startswith("-"):
+            like = difflib.get_close_matches(word, VERBS, n=1)
+            ctx.fail(f"no verb {word!r}" + (f": did you mean {like[0]}?" if like else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of verbs without importing them."""
         with formatter.section("Verbs"):
@@ -83,6 +94,9 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         code = _invoke(words)
         return code if flush_stdout() else _BROKEN_PIPE
+    except click.exceptions.NoArgsIsHelpError as error:  # a group alone, as megatrace alone
+        click.echo(error.format_message())
+        return int(ExitCode.USAGE) if flush_stdout() else _BROKEN_PIPE
     except click.UsageError as error:
         Talk().error(error.format_message(), _usage_hint(error))
         # A wrapper's own 2 would read as its child's.

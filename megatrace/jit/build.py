@@ -30,7 +30,7 @@ _HEADERS = ("*.cuh", "*.hpp", "*.h")
 class Kernel:
     """A kernel file with its tables of events and its macros.
 
-    Each table becomes ``<name>_events.cuh`` on the include path.
+    Each table becomes ``<name>_events.cuh`` on the include path; none need lie beside the source.
     """
 
     source: Path
@@ -46,8 +46,10 @@ class Kernel:
 def build(kernel: Kernel, target: str) -> Path:
     """The shared library of ``kernel`` for ``target`` (a chip or HOST), from the cache or new.
 
-    Raises BuildError with the compiler's words.
+    Raises BuildError with the compiler's words, or where an old header of a table lies beside
+    the source.
     """
+    _refuse_stale_headers(kernel)
     compiler = host_compiler() if target == HOST else cuda_compiler()
     flags = _flags(kernel, target, compiler)
     folder = cache_dir() / f"{kernel.source.stem}-{target}-{_key(kernel, target, compiler, flags)}"
@@ -91,6 +93,17 @@ def load(library: Path, table: EventTable) -> ctypes.CDLL:
             hint="build the kernel again",
         )
     return loaded
+
+
+def _refuse_stale_headers(kernel: Kernel) -> None:
+    # The compiler takes what lies beside the source before it looks at the include path.
+    for table in kernel.tables:
+        beside = kernel.source.with_name(f"{table.name}_events.cuh")
+        if beside.is_file() and beside.read_text() != table_header(table):
+            raise BuildError(
+                f"{beside} is not the header of today's table {table.name!r}",
+                hint=f"rm {beside}: a build makes its own",
+            )
 
 
 def _flags(kernel: Kernel, target: str, compiler: Compiler) -> list[str]:

@@ -2,8 +2,12 @@
 
 Usage::
 
-    python -m megatrace.schema.emit --check
     python -m megatrace.schema.emit --table package.module:TABLE -o table_events.cuh
+
+and of megatrace itself, where words.cuh is to be checked or made anew::
+
+    python -m megatrace.schema.emit --check
+    python -m megatrace.schema.emit --words -o megatrace/include/megatrace/words.cuh
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from megatrace.errors import BuildError, ExitCode, MegatraceError, UsageError
 from megatrace.schema import layout
 from megatrace.schema.events import CAUSES, CORE, Event, EventTable, Kind
 
@@ -86,35 +91,99 @@ def _struct(event: Event, fetched: bool = False) -> str:
 
 
 def load_table(spec: str) -> EventTable:
-    """The table at ``module:ATTRIBUTE``."""
+    """The table at ``module:ATTRIBUTE``.
+
+    Raises UsageError where there is none, BuildError where the module cannot be imported.
+    """
     module, _, attribute = spec.partition(":")
-    table = getattr(importlib.import_module(module), attribute)
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UsageError(f"{spec!r} is not MODULE:NAME", hint="as to import: my_events:GEMV")
+    table = getattr(_imported(module), attribute, None)
+    if table is None:
+        raise UsageError(f"module {module} has no {attribute}", hint="check the name")
     if not isinstance(table, EventTable):
-        raise SystemExit(f"{spec} is a {type(table).__name__}, not an EventTable")
+        raise UsageError(
+            f"{spec} is of type {type(table).__name__}, not an EventTable",
+            hint="name the variable that holds the table",
+        )
     return table
+
+
+def _imported(name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except MegatraceError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise BuildError(f"module {name}: {error}", hint="install what it imports") from None
+        raise UsageError(
+            f"no module named {error.name!r}",
+            hint="run this in the folder that has it, or put that folder on PYTHONPATH",
+        ) from None
+    except Exception as error:  # whatever the module does
+        raise BuildError(
+            f"module {name} fails: {type(error).__name__}: {error}".splitlines()[0],
+            hint=f"python -c 'import {name}' says where",
+        ) from None
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code (1: ``--check`` found a stale header)."""
-    parser = argparse.ArgumentParser(prog="python -m megatrace.schema.emit")
-    parser.add_argument("--check", action="store_true", help="exit 1 where words.cuh is stale")
-    parser.add_argument("--table", metavar="MODULE:NAME", help="emit this table of events")
+    parser = argparse.ArgumentParser(
+        prog="python -m megatrace.schema.emit", description=(__doc__ or "").splitlines()[0]
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--table", metavar="MODULE:NAME", help="write this table of events")
+    what.add_argument("--words", action="store_true", help="write words.cuh, of megatrace itself")
+    what.add_argument("--check", action="store_true", help="exit 1 where words.cuh is stale")
     parser.add_argument("-o", dest="out", type=Path, help="where to (default: stdout)")
     args = parser.parse_args(argv)
-    if args.table:
-        text = table_header(load_table(args.table))
-        if args.out:
-            args.out.write_text(text)
-        else:
-            sys.stdout.write(text)
-        return 0
     if args.check:
-        if WORDS_HEADER.read_text() == words_header():
-            return 0
-        sys.stderr.write(f"{WORDS_HEADER} is stale: run python -m megatrace.schema.emit\n")
-        return 1
-    WORDS_HEADER.write_text(words_header())
-    return 0
+        return _check_words()
+    try:
+        if args.words:
+            _write(words_header(), args.out)
+        else:
+            table = load_table(args.table)
+            _write(table_header(table), args.out)
+            _note_unended(table)
+    except MegatraceError as error:
+        sys.stderr.write(f"megatrace: error: {error}\n")
+        if error.hint:
+            sys.stderr.write(f"megatrace: hint: {error.hint}\n")
+        return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise MegatraceError(f"{out}: {error.strerror}", hint="name another place") from None
+
+
+def _note_unended(table: EventTable) -> None:
+    """Say which waits nothing here ends: the host does, or another kernel, or it is misspelt."""
+    ended = {e.edge for e in table.events if e.kind in (Kind.PUBLISH, Kind.PREFETCH)}
+    for event in table.events:
+        if event.kind is Kind.WAIT and event.edge not in ended:
+            sys.stderr.write(
+                f"megatrace: note: {event.name} waits for the edge {event.edge!r}, which no "
+                f"publish or prefetch of {table.name} names: who ended it will not be known\n"
+            )
+
+
+def _check_words() -> int:
+    if WORDS_HEADER.read_text() == words_header():
+        return 0
+    sys.stderr.write(
+        f"{WORDS_HEADER} is stale: run python -m megatrace.schema.emit --words -o {WORDS_HEADER}\n"
+    )
+    return 1
 
 
 if __name__ == "__main__":

@@ -23,10 +23,9 @@ from typing import Any
 
 from megatrace.errors import SchemaMismatch, UsageError
 from megatrace.schema.layout import LAYOUT_VERSION, MAX_EVENT
+from megatrace.schema.names import refused_name
 
 FIRST_USER_EVENT = 16
-_MEMBERS = ("id", "kind", "cause", "name", "args", "kFirstUse")
-"""What each event's type has in the CUDA header."""
 
 
 class Kind(StrEnum):
@@ -143,36 +142,32 @@ CORE: tuple[Event, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class EventTable:
-    """A kernel's events. Raises UsageError where two rows cannot both be told apart."""
+    """A kernel's events.
+
+    Raises UsageError where two rows cannot be told apart, or a row makes no CUDA header.
+    """
 
     name: str
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        """Refuse ids that overlap and names that repeat."""
-        if not self.name.isidentifier():
-            raise UsageError(f"table name {self.name!r} is no C++ identifier")
+        """Refuse what makes no header, ids that overlap and names that repeat."""
+        if why := refused_name(self.name, event=False):
+            raise UsageError(f"table name {self.name!r} {why}", hint="give it another name")
         taken: dict[int, str] = {}
         names: set[str] = set()
         for event in self.events:
-            if event.name in _MEMBERS:
-                raise UsageError(f"event name {event.name!r} is one of {', '.join(_MEMBERS)}")
-            if not event.name.isidentifier() or event.name in names:
-                raise UsageError(f"event name {event.name!r} is no identifier or repeats")
+            _check(event)
+            if event.name in names:
+                raise UsageError(f"event name {event.name!r} repeats", hint="give it another name")
             names.add(event.name)
             for code in (event.id, event.id + 1) if event.kind is Kind.SPAN else (event.id,):
-                if not FIRST_USER_EVENT <= code <= MAX_EVENT:
-                    raise UsageError(
-                        f"event {event.name}: id {code} is outside {FIRST_USER_EVENT}..{MAX_EVENT}"
-                    )
                 if code in taken:
                     raise UsageError(
                         f"event {event.name}: id {code} is taken by {taken[code]}",
                         hint="a span takes two ids: its own and the next",
                     )
                 taken[code] = event.name
-            if event.kind in (Kind.STALL, Kind.WAIT) and event.cause is None:
-                raise UsageError(f"event {event.name}: a {event.kind} needs a cause")
 
     def __iter__(self) -> Iterator[Event]:
         """Core events first, then the table's own."""
@@ -227,6 +222,33 @@ class EventTable:
     def __hash_of(text: str) -> int:
         canonical = json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:8], "little") or 1
+
+
+def _check(event: Event) -> None:
+    """Raise UsageError where a row by itself is wrong."""
+    if why := refused_name(event.name):
+        raise UsageError(f"event name {event.name!r} {why}", hint="give it another name")
+    last = event.id + (event.kind is Kind.SPAN)
+    for code in (event.id, last):
+        if not FIRST_USER_EVENT <= code <= MAX_EVENT:
+            raise UsageError(
+                f"event {event.name}: id {code} is outside {FIRST_USER_EVENT}..{MAX_EVENT}"
+            )
+    if event.kind in (Kind.STALL, Kind.WAIT) and event.cause is None:
+        raise UsageError(
+            f"event {event.name}: a {event.kind} needs a cause",
+            hint=f"one of {', '.join(CAUSES)}",
+        )
+    if event.kind is Kind.WAIT and not event.edge:
+        raise UsageError(
+            f"event {event.name}: a wait needs an edge",
+            hint="name what the publish or prefetch that ends it names, or make it a stall",
+        )
+    # It is a comment of one line in the header.
+    if len(event.doc.splitlines()) > 1 or event.doc.endswith(("\n", "\\")):
+        raise UsageError(
+            f"event {event.name}: its doc is more than a line", hint="say it in one line"
+        )
 
 
 def _event(row: dict[str, Any]) -> Event:

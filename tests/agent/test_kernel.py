@@ -233,6 +233,12 @@ def test_a_ring_without_a_line_is_refused() -> None:
         RingSize(lines=0)
 
 
+@pytest.mark.parametrize("changes", [{"blocks": 0}, {"roles": ()}])
+def test_an_agent_of_no_warp_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="blocks of . warps"):
+        start(**changes)
+
+
 def test_a_program_without_memory_for_a_ring_is_not_recorded_and_goes_on(session: Session) -> None:
     code = """
 import resource

@@ -59,6 +59,27 @@ def test_no_verb_at_all_is_2_and_prints_the_help_plainly() -> None:
     assert done.stdout == megatrace("--help").stdout
 
 
+def test_a_group_alone_is_2_and_prints_its_help_plainly() -> None:
+    done = megatrace("bench")
+    assert done.returncode == 2
+    assert done.stderr == ""
+    assert done.stdout == megatrace("bench", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("reprot", "no verb 'reprot': did you mean report?"),
+        ("include_dir", "no verb 'include_dir': did you mean include-dir?"),
+        ("xyzzy", "no verb 'xyzzy'"),
+    ],
+)
+def test_a_verb_that_is_misspelt_is_told_which_one_it_is_like(word: str, says: str) -> None:
+    done = megatrace(word)
+    assert_one_error(done, 2)
+    assert done.stderr.splitlines()[0] == f"megatrace: error: {says}"
+
+
 @pytest.mark.parametrize("words", [["recrod"], ["--nope"], ["report"], ["report", "--nope", "x"]])
 def test_a_wrong_call_is_2_with_the_help_to_read(words: list[str]) -> None:
     done = megatrace(*words)

@@ -111,10 +111,30 @@ def test_the_short_name_is_that_of_what_runs(command: list[str], name: str) -> N
         (["s", "--hf-token=abc"], ["s", "--hf-token=***"]),
         (["s", "--password", "--port"], ["s", "--password", "--port"]),
         (["s", "key", "value"], ["s", "key", "value"]),
+        (["s", "--HF_TOKEN", "abc"], ["s", "--HF_TOKEN", "***"]),
+        (["s", "--admin-api-key=abc"], ["s", "--admin-api-key=***"]),
+        (["s", "--ssl-keyfile-password", "abc"], ["s", "--ssl-keyfile-password", "***"]),
+        (["s", "--secret-v2", "abc"], ["s", "--secret-v2", "***"]),
+        (["s", "--apikey", "abc"], ["s", "--apikey", "***"]),
     ],
 )
 def test_secrets_of_a_command_line_are_not_kept(command: list[str], kept: list[str]) -> None:
     assert redacted(command) == kept
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--max-total-tokens",
+        "--speculative-num-draft-tokens",
+        "--tokenizer-path",
+        "--max_prefill_tokens",
+        "--keyboard",
+        "--ssl-keyfile",
+    ],
+)
+def test_flags_whose_words_only_resemble_a_secret_are_kept(flag: str) -> None:
+    assert redacted(["s", flag, "5", f"{flag}=5"]) == ["s", flag, "5", f"{flag}=5"]
 
 
 @pytest.mark.parametrize(

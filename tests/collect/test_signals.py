@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrace.analysis import summarise
 from megatrace.capture.reader import open_capture
 from megatrace.errors import CaptureError
 from tests.collect.helpers import (
@@ -241,6 +242,8 @@ def test_a_killed_recorder_leaves_its_part_and_its_rings_and_both_are_recovered(
         assert (host["event"] == 3).sum() == 40
         facts = [row.fields["name"] for row in capture.facts("fact")]
         assert facts.count("attach") == 1
+        report = summarise(capture)
+        assert (report.lines_lost, report.loss_sentence()) == (0, "0 lines lost, else unknown")
 
 
 def running(pid: int) -> bool:

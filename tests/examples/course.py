@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COURSE = ROOT / "examples"
 PAGES = (
+    "01_trace_a_kernel",
     "03_read_a_trace",
     "04_late_prefetch",
     "05_compare_in_ci",

@@ -77,7 +77,7 @@ def test_keys_of_the_live_page_open_what_the_page_says(tmp_path: Path) -> None:
         "l": "counters: sums of stalls only",
         "e": "Timeline on one step in N",
         "p": "Timeline only on these steps",
-        "x": "Only these SMs record",
+        "x": "Timeline only on these SMs",
         "b": "to a file of its own",
         "n": "Recordings of this host",
     }
@@ -95,6 +95,26 @@ def test_keys_of_the_live_page_open_what_the_page_says(tmp_path: Path) -> None:
     options = ("--target", "host", "--steps", "100000")
     with recording(tmp_path / "live.mtr", sys.executable, example, *options):
         drive(LiveSource(), steps, (120, 30))
+
+
+def test_a_recording_that_a_script_has_put_beside_it_is_ended_by_kill(tmp_path: Path) -> None:
+    page = Page.of("06_watch_live")
+    assert "`kill PID` from anywhere, ends\nthe program and finishes the file" in page.text
+    (begin,) = (one.text for one in page.commands if one.beside)
+    script = f"""
+        {begin.removesuffix(" &")} > said 2>&1 &
+        for i in {{1..300}}; do
+          megatrace sessions --json | grep -q '"rank' && break; sleep 0.2
+        done
+        kill $!; wait $! || true
+        cat said; megatrace info build/live.mtr
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEGATRACE_RUNTIME_DIR", str(tmp_path / "runtime"))
+        patch.delenv("MEGATRACE_SESSION", raising=False)
+        said = Shell(tmp_path).run(Command(script, ()))
+    assert "drain abandoned" not in said
+    assert "build/live.mtr: complete" in said
 
 
 def test_the_job_to_copy_is_the_one_on_the_page_and_fails_on_a_slower_build(

@@ -36,3 +36,31 @@ def test_a_layer_that_has_no_sums_is_refused_before_the_launch(library: ctypes.C
     assert library.misuse_layer(1, ctypes.byref(params)) == 0
     assert library.misuse_layer(2, ctypes.byref(params)) == 1
     assert "layer 2 of a ring with 2 layers" in library.megatrace_last_error().decode()
+
+
+TOLD = TraceParams(control=1, warps=12, layers=1)
+"""What a kernel is given by an agent that was told of 4 blocks and 3 roles."""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "rows", "threads", "words"),
+    [
+        (8, 1, 96, "8 blocks of 3 warps has 24 warps, the agent was told of 12"),
+        (4, 1, 64, "4 blocks of 2 warps has 8 warps, the agent was told of 12"),
+        (4, 1, 100, "100 threads a block: a traced kernel has whole warps"),
+        (4, 3, 32, "a grid of 4 x 3 x 1 blocks: a traced kernel's has one dimension"),
+    ],
+)
+def test_a_launch_that_the_agent_was_not_told_of_is_refused_with_both_numbers(
+    library: ctypes.CDLL, blocks: int, rows: int, threads: int, words: str
+) -> None:
+    assert library.misuse_grid(blocks, rows, threads, ctypes.byref(TOLD)) == 1
+    assert words in library.megatrace_last_error().decode()
+
+
+def test_a_launch_that_the_agent_was_told_of_is_taken(library: ctypes.CDLL) -> None:
+    assert library.misuse_grid(4, 1, 96, ctypes.byref(TOLD)) == 0
+
+
+def test_where_nobody_records_any_grid_is_taken(library: ctypes.CDLL) -> None:
+    assert library.misuse_grid(4, 3, 40, ctypes.byref(TraceParams())) == 0

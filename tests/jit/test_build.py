@@ -13,6 +13,7 @@ from megatrace.errors import BuildError, SchemaMismatch
 from megatrace.jit import HOST, Kernel, build, load
 from megatrace.jit.compilers import default_target, host_compiler
 from megatrace.schema import Event, EventTable, Kind
+from megatrace.schema.emit import table_header
 
 TABLE = EventTable("toy", (Event(16, "tile", Kind.SPAN, "A tile."),))
 SOURCE = """
@@ -65,6 +66,21 @@ def test_a_changed_header_is_a_new_kernel(kernel: Kernel) -> None:
 def test_a_changed_table_is_a_new_kernel(kernel: Kernel) -> None:
     other = EventTable("toy", (Event(20, "tile", Kind.SPAN, "A tile."),))
     assert build(kernel, HOST) != build(Kernel(kernel.source, (other,), kernel.defines), HOST)
+
+
+def test_an_old_header_beside_the_source_is_refused_and_what_to_do_is_said(kernel: Kernel) -> None:
+    other = EventTable("toy", (Event(20, "tile", Kind.SPAN, "A tile."),))
+    header = kernel.source.with_name("toy_events.cuh")
+    header.write_text(table_header(other))
+    with pytest.raises(BuildError, match="is not the header of today's table 'toy'") as caught:
+        build(kernel, HOST)
+    assert caught.value.hint.startswith(f"rm {header}")
+    assert calls(kernel) == 0
+
+
+def test_todays_header_beside_the_source_is_no_matter(kernel: Kernel) -> None:
+    kernel.source.with_name("toy_events.cuh").write_text(table_header(TABLE))
+    assert load(build(kernel, HOST), TABLE).answer() == 42
 
 
 def test_of_several_processes_one_builds(kernel: Kernel) -> None:

@@ -33,6 +33,10 @@ int misuse_run(uint32_t which, const TraceParams* trace) {
   });
 }
 
+int misuse_grid(uint32_t blocks, uint32_t rows, uint32_t threads, const TraceParams* trace) {
+  return guarded([&] { Chain().add(ends_twice, dim3(blocks, rows), threads, 0, *trace); });
+}
+
 int misuse_layer(uint32_t layer, const TraceParams* trace) {
   return guarded([&] { for_launch(*trace, 0, layer); });
 }

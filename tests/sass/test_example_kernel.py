@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,3 +103,18 @@ def test_the_loads_of_a_tile_stay_batched_in_every_body(
     plain = sass.load_batches(compiled.code("off"))
     assert max(plain) > 1
     assert sass.load_batches(compiled.code(level)) == plain * bodies
+
+
+def test_the_readme_says_about_how_many_registers_and_how_much_code_a_level_has(
+    compiled: Compiled,
+) -> None:
+    if "sm_90a" not in compiled.traced.path.name:
+        return
+    text = " ".join((sass.ROOT / "README.md").read_text().split())
+    said = re.findall(r"(off|counters|timeline) (\d+)(?: registers)? and (\d+) kB", text)
+    assert [level for level, _, _ in said] == ["off", "counters", "timeline"]
+    for level, registers, kilobytes in said:
+        code = compiled.traced.text(compiled.names[level])
+        # Compilers differ; what nvcc 13 makes is on the page.
+        assert int(registers) == pytest.approx(compiled.usage(level).registers, rel=0.1)
+        assert int(kilobytes) == pytest.approx(len(code) / 1000, rel=0.1)

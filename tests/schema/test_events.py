@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -24,9 +26,15 @@ TABLE = EventTable("t", (TILE, FULL))
         ((replace(TILE, id=255),), "outside 16..255"),
         ((TILE, replace(FULL, id=17)), "taken by tile"),
         ((TILE, replace(FULL, name="tile")), "repeats"),
-        ((replace(TILE, name="a tile"),), "no identifier"),
+        ((replace(TILE, name="a tile"),), "no C\\+\\+ identifier"),
         ((replace(FULL, cause=None),), "needs a cause"),
         ((replace(TILE, name="args"),), "is one of"),
+        ((replace(TILE, name="Kind"),), "is one of"),
+        ((replace(TILE, name="switch"),), "keyword of C\\+\\+"),
+        ((replace(TILE, name="__global__"),), "no C\\+\\+ identifier of your own"),
+        ((replace(TILE, doc="One.\nTwo."),), "more than a line"),
+        ((replace(TILE, doc="One. \\"),), "more than a line"),
+        ((replace(FULL, kind=Kind.WAIT),), "a wait needs an edge"),
     ],
 )
 def test_a_table_that_cannot_be_told_apart_is_refused(
@@ -34,6 +42,21 @@ def test_a_table_that_cannot_be_told_apart_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         EventTable("t", events)
+
+
+@pytest.mark.parametrize("name", ["switch", "uint32_t", "a table", "__t"])
+def test_a_table_whose_name_is_no_namespace_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="table name"):
+        EventTable(name, (TILE,))
+
+
+def test_the_hint_of_an_error_stands_in_the_traceback() -> None:
+    """Who uses the library sees no other: only the program's verbs print it themselves."""
+    with pytest.raises(UsageError) as caught:
+        EventTable("t", (TILE, replace(FULL, id=17)))
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        shown = "".join(traceback.format_exception(error))
+        assert shown.count("hint: a span takes two ids: its own and the next") == 1
 
 
 def test_a_table_comes_back_from_its_json_with_the_same_hash() -> None:

@@ -8,10 +8,12 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "megatrace/ptx.cuh"
+#include "megatrace/tracer_off.cuh"
 
 namespace megatrace {
 
@@ -32,6 +34,33 @@ int guarded(Body&& body) {
   }
 }
 
+// Throws where a launch is not the one that the agent was told of: a ring has a place for each warp
+// of the grid, and a warp finds its own by its number. Chain::add() calls it; who launches without
+// a Chain does.
+inline void check_launch(const TraceParams& p, dim3 grid, uint32_t threads) {
+  if (p.warps == 0) return;  // nobody records
+  if (grid.y != 1 || grid.z != 1)
+    throw std::invalid_argument("a grid of " + std::to_string(grid.x) + " x " +
+                                std::to_string(grid.y) + " x " + std::to_string(grid.z) +
+                                " blocks: a traced kernel's has one dimension");
+  if (threads == 0 || threads % 32 != 0)
+    throw std::invalid_argument(
+        std::to_string(threads) +
+        " threads a block: a traced kernel has whole warps, 32 threads each");
+  const uint64_t warps = uint64_t{grid.x} * (threads / 32);
+  if (warps != p.warps)
+    throw std::invalid_argument(
+        "a launch of " + std::to_string(grid.x) + " blocks of " + std::to_string(threads / 32) +
+        " warps has " + std::to_string(warps) + " warps, the agent was told of " +
+        std::to_string(p.warps) + ": give it these blocks, and a role for each warp of a block");
+}
+
+// Of a kernel's arguments, the one that is the tracer's.
+template <class A>
+void check_argument(const A& arg, dim3 grid, uint32_t threads) {
+  if constexpr (std::is_same_v<A, TraceParams>) check_launch(arg, grid, threads);
+}
+
 #if defined(MEGATRACE_HOST_BUILD)
 
 inline uint32_t sm_count() { return 4; }
@@ -50,6 +79,7 @@ class Chain {
  public:
   template <class... P, class... A>
   void add(void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args) {
+    (check_argument(args, grid, threads), ...);
     launches_.push_back({grid, dim3(threads), shared_bytes, [=] { kernel(args...); }});
   }
   void finish() {}
@@ -107,6 +137,7 @@ class Chain {
 
   template <class... P, class... A>
   void add(void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes, A... args) {
+    (check_argument(args, grid, threads), ...);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shared_bytes)),
           "shared memory of the kernel");
@@ -134,9 +165,9 @@ class Chain {
     check(cudaGraphDestroy(graph), "destroy the graph");
   }
   void replay() { check(cudaGraphLaunch(exec_, stream_), "launch the graph"); }
-  // The launches so far, without a graph of their own.
-  void launch(cudaStream_t stream) {
-    for (const auto& launch : launches_) launch(stream);
+  // The launches so far into a cudaStream_t, without a graph of their own.
+  void launch(void* stream) {
+    for (const auto& launch : launches_) launch(static_cast<cudaStream_t>(stream));
   }
   void synchronize() { check(cudaStreamSynchronize(stream_), "synchronize"); }
   cudaStream_t stream() const { return stream_; }

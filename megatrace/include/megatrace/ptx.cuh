@@ -18,13 +18,18 @@
 
 namespace megatrace::ptx {
 
-// A wait that outlasts this traps, so that a broken hand-off never wedges a GPU.
-constexpr uint64_t kTrapCycles = 1ull << 34;  // 8.7 s at 1.98 GHz
+// A wait that outlasts this traps, so that a broken hand-off never wedges a GPU. A kernel that
+// waits for work longer than that is built with a bound of its own.
+#if !defined(MEGATRACE_TRAP_CYCLES)
+#define MEGATRACE_TRAP_CYCLES (1ull << 34)  // 8.7 s at 1.98 GHz
+#endif
+constexpr uint64_t kTrapCycles = MEGATRACE_TRAP_CYCLES;
+static_assert(kTrapCycles >= 1ull << 20, "MEGATRACE_TRAP_CYCLES: half a millisecond or more");
 // In a launch that counts and keeps no lines a wait is given up after this, and says so then.
 constexpr uint64_t kGiveUpCycles = kTrapCycles / 2;
 // In a launch with a timeline a wait that outlasts this is written down at once, readable from
-// outside.
-constexpr uint64_t kHangCycles = 1ull << 28;  // 0.14 s
+// outside: 0.14 s. With a longer bound later, but before its cycles are more than an argument holds.
+constexpr uint64_t kHangCycles = kTrapCycles / 64 < 1ull << 30 ? kTrapCycles / 64 : 1ull << 30;
 
 // -- identity and clocks ---------------------------------------------------------------
 

@@ -22,9 +22,15 @@
 // which any launch runs: less code, where a launch that is switched off may cost a little. (Not of
 // a tracer with named warps.)
 //
-// Of the kernel: a one-dimensional grid of whole warps, as many as the agent was told, and
-// one stream per ring. Of the calls: made by whole, converged warps; arguments are the same
+// Of the kernel: a one-dimensional grid of whole warps, as many as the agent was told
+// (check_launch() of launch.cuh), and one stream per ring. Of the calls: made by whole, converged warps; arguments are the same
 // in all lanes; spans end before end().
+//
+// A wait of the tracer's has a bound at every level, off too: it traps after 2**34 cycles, 8.7 s at
+// 1.98 GHz. In a launch of counters it is given up after half of that, and says whom it waited for.
+// So what is off is the same code as a kernel that waits by mbar_wait() and poll() of sync.cuh and
+// has no tracer. A kernel that waits for work for longer is built with its own bound, for example
+// -DMEGATRACE_TRAP_CYCLES='(1ull<<38)'; the host build finds a deadlock by itself.
 //
 // A time is unrolled by the reader from the record before it, so more than 2**22 cycles (2 ms)
 // without a record or a traced wait that blocks cannot be told from less: the launch's
