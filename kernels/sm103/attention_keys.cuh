@@ -155,6 +155,7 @@ struct Attended {
 // Rows past the last repeat it; nobody stores what becomes of them.
 MEGATRACE_DEVICE void load_query(uint32_t (&q)[4][4], const Params& p, uint32_t lane,
                                  uint32_t head) {
+  lane = ptx::opaque(lane);  // see hide_keys()
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t row = min((lane >> 2) + 8 * half, p.shape.rows - 1);
@@ -201,6 +202,8 @@ MEGATRACE_DEVICE uint32_t keys_before(uint32_t end, uint32_t position) {
 MEGATRACE_DEVICE void hide_keys(Scores& s, const Params& p, const Chunks& c, uint32_t lane,
                                 uint32_t position) {
   if (position + kTileKeys <= c.context + 1 && position >= oldest_seen(p, c.end - 1)) return;
+  // Opaque, or the compiler keeps what comes of it in registers while it sums: there are none left.
+  lane = ptx::opaque(lane);
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t last = c.context + (lane >> 2) + 8 * half;

@@ -138,7 +138,9 @@ MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
   if (runs(p, kAttention)) attention<Cache>(t, p, s, runs_ahead);
   wait_for_launch_before(t, runs_ahead);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
-  if (warp_id() >= kTensorWarps) empty_next(p, threadIdx.x - kTensorWarps * 32, kMathWarps * 32);
+  // Opaque, or the compiler computes its addresses at launch start.
+  if (warp_id() >= kTensorWarps)
+    empty_next(p, ptx::opaque(threadIdx.x) - kTensorWarps * 32, kMathWarps * 32);
   if (warp_id() == kTableWarp && runs(p, kAttnBoundary)) prefetch_rows(t, p);
 }
 
@@ -183,7 +185,9 @@ MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
       if (i == 0) attend<Cache>(t, p, s);
       if (i == 2) feed_experts<Experts>(t, p, s, stages);
     }
-    if (runs(p, projection_of(p, i).phase)) project<NT>(t, p, s, stages, i, rehearses);
+    // Opaque, or the compiler keeps in registers what it says of the projection, from turn start.
+    const uint32_t now = ptx::opaque(i);
+    if (runs(p, projection_of(p, now).phase)) project<NT>(t, p, s, stages, now, turn == 0);
   }
   if (runs(p, kQkvFinish)) qkv_finish<Cache>(t, p, s);
 }

@@ -15,6 +15,7 @@ class Stages {
   MEGATRACE_DEVICE void begin(Phase phase) {
     phase_ = phase;
     first_ = true;
+    stalled_ = {};  // or it takes registers from launch start
   }
 
   // Waits for the next stage of the phase.

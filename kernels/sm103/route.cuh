@@ -144,13 +144,14 @@ MEGATRACE_DEVICE void bring_input(T& t, const Params& p, Shared& s, const Chunk&
   put_row_sum(t, p.handoff.input_sums + c.row * (columns / kWarpColumns), c,
               squares(values(words)));
   if (!c.mine) return;
-  input_work(s, c).words[ptx::lane_id()] = words;
-  input_work(s, c).gain[ptx::lane_id()] = gain;
+  const uint32_t lane = ptx::opaque(ptx::lane_id());  // as RowChunks' thread
+  input_work(s, c).words[lane] = words;
+  input_work(s, c).gain[lane] = gain;
 }
 
 template <class T>
 MEGATRACE_DEVICE void hand_over_input(T& t, const Params& p, Shared& s, const Chunk& c) {
-  const uint32_t columns = p.shape.expert_width, lane = ptx::lane_id();
+  const uint32_t columns = p.shape.expert_width, lane = ptx::opaque(ptx::lane_id());
   const uint32_t* sums = p.handoff.input_sums + c.row * (columns / kWarpColumns);
   const float sum = row_sum(t, p, sums, columns, c);
   const float scale = rms_scale(sum, reciprocal(static_cast<float>(columns)), p.shape.eps_norm);

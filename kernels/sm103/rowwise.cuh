@@ -233,7 +233,8 @@ MEGATRACE_DEVICE void put_row_sum(T& t, uint32_t* sums, const Chunk& c, float v)
 template <class T>
 MEGATRACE_DEVICE float row_sum(T& t, const Params& p, const uint32_t* sums, uint32_t columns,
                                const Chunk& c) {
-  const uint32_t chunks = c.mine ? columns / kWarpColumns : 0, lane = ptx::lane_id();
+  const uint32_t chunks = c.mine ? columns / kWarpColumns : 0;
+  const uint32_t lane = ptx::opaque(ptx::lane_id());  // as RowChunks' thread
   uint32_t low = 0, high = 0;
   poll_words(
       t, ev::row_sum_wait{},

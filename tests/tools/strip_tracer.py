@@ -119,7 +119,7 @@ def strip(source: str, *, tracer: str = "t", policy: str = "T", keep_events: boo
     text = re.sub(rf"\b{policy}& {tracer}(?:,\s*)?", "", text)
     text = re.sub(rf"\(\s*{tracer}(?:,\s*|(?=\)))", "(", text)
     text = re.sub(r"\b(?:megatrace::)?Stalled (\w+)( = \{[^;]*\})?;", "", text)
-    text = re.sub(r"\bstalled = \{[^;]*\};", "", text)
+    text = re.sub(r"\bstalled_? = \{[^;]*\};", "", text)
     events = "" if keep_events else "|ev::"
     left = re.search(rf"\b(?:{tracer}\.\w|{policy}::|Tracer\b|Stalled\b{events}).*", text)
     if left:
