@@ -299,23 +299,23 @@ MEGATRACE_DEVICE void store_down(const Params& p, const Group& group, uint32_t t
 }
 
 // Where a warp leaves what it has of a tile that another one begins: behind the tokens.
-struct Rests {
+struct Partials {
   float4 of[kTensorWarps][32];
 };
-static_assert(kTokens * (kMaxExpertColumns * 2 + 16) + sizeof(Rests) <= kWorkBytes, "both fit");
-MEGATRACE_DEVICE Rests& rests(Shared& s) {
-  return *reinterpret_cast<Rests*>(s.work + kWorkBytes - sizeof(Rests));
+static_assert(kTokens * (kMaxExpertColumns * 2 + 16) + sizeof(Partials) <= kWorkBytes, "both fit");
+MEGATRACE_DEVICE Partials& partials(Shared& s) {
+  return *reinterpret_cast<Partials*>(s.work + kWorkBytes - sizeof(Partials));
 }
 
 // Adds what the warps after this one have of a tile whose stages end at `tile_end`.
-MEGATRACE_DEVICE void add_rests(Shared& s, const Pass& pass, uint32_t tile_stages,
-                                uint32_t tile_end, float4& sum) {
+MEGATRACE_DEVICE void add_partials(Shared& s, const Pass& pass, uint32_t tile_stages,
+                                   uint32_t tile_end, float4& sum) {
   uint32_t warp = warp_id() + 1;
 #pragma unroll 1
   for (uint32_t end = 0; end < tile_end; ++warp) {
     const Stretch its = stretch_of(pass, tile_stages, warp);
     end = its.end;
-    if (its.at < its.end) sum = sum + rests(s).of[warp][ptx::lane_id()];
+    if (its.at < its.end) sum = sum + partials(s).of[warp][ptx::lane_id()];
   }
 }
 
@@ -337,13 +337,13 @@ MEGATRACE_DEVICE void multiply_pass(T& t, const Params& p, Shared& s, Stages& st
     float4 sum = multiply_stages<Experts>(t, s, stages, m, first, stage, end - mine.at);
     mine.at = end;
     if (stage != 0) {
-      rests(s).of[warp_id()][ptx::lane_id()] = sum;
+      partials(s).of[warp_id()][ptx::lane_id()] = sum;
       continue;
     }
     if (end < tile_end) {
       tensor_sync();
       met = true;
-      add_rests(s, pass, tile_stages, tile_end, sum);
+      add_partials(s, pass, tile_stages, tile_end, sum);
     }
     const uint32_t tile = unit - group * m.tiles;
     if (m.phase == kExpertsUp)

@@ -181,7 +181,7 @@ MEGATRACE_DEVICE void route(T& t, const Params& p, Shared& s) {
 // -- sum over a row's experts ----------------------------------------------------------
 
 // What experts say to a chunk, by slot; each vector is one lane's.
-MEGATRACE_DEVICE uint2* said_by(const Params& p, Shared& s, const Chunk& c, uint32_t slot) {
+MEGATRACE_DEVICE uint2* expert_output(const Params& p, Shared& s, const Chunk& c, uint32_t slot) {
   return reinterpret_cast<uint2*>(s.work) +
          ((c.place * p.shape.top_k + slot) * kChunkVectors + ptx::lane_id());
 }
@@ -217,7 +217,7 @@ MEGATRACE_DEVICE float4 post_gain(const Params& p, const Chunk& c) {
 
 // Brings what the local experts say, a few slots at a time, and hands over the sums of squares.
 template <class T>
-MEGATRACE_DEVICE void bring_said(T& t, const Params& p, Shared& s, const Chunk& c) {
+MEGATRACE_DEVICE void bring_expert_outputs(T& t, const Params& p, Shared& s, const Chunk& c) {
   constexpr uint32_t kSlots = 4;
   const uint32_t vectors = p.shape.expert_width / 4, first_pair = c.row * p.shape.top_k;
   const uint2* down = pair_row(p.handoff.down, first_pair, vectors) + c.vector;
@@ -242,7 +242,7 @@ MEGATRACE_DEVICE void bring_said(T& t, const Params& p, Shared& s, const Chunk& 
     });
 #pragma unroll
     for (uint32_t j = 0; j < kSlots; ++j)
-      if (slot[j] != kEmpty) *said_by(p, s, c, slot[j]) = words[j];
+      if (slot[j] != kEmpty) *expert_output(p, s, c, slot[j]) = words[j];
   } while (rest != 0);
   rest = local;
 #pragma unroll 1
@@ -251,7 +251,7 @@ MEGATRACE_DEVICE void bring_said(T& t, const Params& p, Shared& s, const Chunk& 
     of.mine = rest != 0;
     const uint32_t slot = of.mine ? lowest(rest) : 0;
     put_row_sum(t, p.handoff.down_sums + (first_pair + slot) * (vectors / kChunkVectors), of,
-                squares(values(*said_by(p, s, c, slot)) * gain));
+                squares(values(*expert_output(p, s, c, slot)) * gain));
     rest &= rest - 1;
   } while (rest != 0);
 }
@@ -289,7 +289,7 @@ MEGATRACE_DEVICE void hand_over_sum(T& t, const Params& p, Shared& s, const Chun
     const uint32_t slot = of.mine ? lowest(rest) : 0;
     const uint32_t* sums = p.handoff.down_sums + (first_pair + slot) * (columns / kWarpColumns);
     const float scale = rms_scale(row_sum(t, p, sums, columns, of), per_column, p.shape.eps_post);
-    const uint2 words = of.mine ? *said_by(p, s, c, slot) : make_uint2(0, 0);
+    const uint2 words = of.mine ? *expert_output(p, s, c, slot) : make_uint2(0, 0);
     sum = sum + values(words) * (scale * ptx::shuffle(weights, slot));
     rest &= rest - 1;
   } while (rest != 0);
@@ -306,7 +306,7 @@ MEGATRACE_DEVICE void expert_sum(T& t, const Params& p, Shared& s) {
   const RowChunks chunks(p, p.shape.expert_width);
   {
     auto span = t.span_if(chunks.any(), ev::expert_sum{});
-    chunks.each([&](const Chunk& c) { bring_said(t, p, s, c); });
+    chunks.each([&](const Chunk& c) { bring_expert_outputs(t, p, s, c); });
     chunks.each([&](const Chunk& c) { hand_over_sum(t, p, s, c); });
   }
   if (warp_id() < kTensorWarps) tensor_sync();

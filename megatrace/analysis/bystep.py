@@ -33,7 +33,7 @@ def by_step(
     next step's first layer has no use.
 
     ``lean`` leaves out of ``records`` what no view needs, for ``launches`` says it: rank,
-    block, warp, role, step, kernel, layer, and the category. Captures of more than
+    process, block, warp, role, step, kernel, layer, and the category. Captures of more than
     ``indexed_lines`` lines are read twice; the loss of their traces counts what is missing
     within the step. Raises as :func:`megatrace.analysis.decode`.
     """

@@ -65,7 +65,7 @@ CLASSES: dict[str, str] = {
     PEER: "waits for another GPU (cause peer)",
     SPACE: "waits for a free stage: its consumer is behind (cause space)",
     BEFORE_START: "the launch has begun on another warp, this one has not",
-    NOT_WAITING: "waits for nothing, as far as its records say",
+    NOT_WAITING: "works, or waits for what leaves no record: block barriers, cp.async, wgmma",
     TAIL: "it has ended, the launch has not",
     UNKNOWN: "records of this launch were lost, cut or cannot be placed",
 }
@@ -84,10 +84,13 @@ VERDICTS: dict[str, str] = {
 WAIT_FOR_LAUNCH = "launch gap"
 """What the critical path does between two launches."""
 
-_RANK = Column("rank", "uint16", "", "GPU; + 256 for each process of that rank before this one.")
-_NO = Column("launch_no", "int64", "", "Launch of the GPU, numbered within its rank from 0.")
+_RANK = (
+    Column("rank", "uint16", "", "Rank of the GPU."),
+    Column("process", "uint16", "", "Which of its processes; 1 where it has had one."),
+)
+_NO = Column("launch_no", "int64", "", "Launch of that process on the GPU, numbered from 0.")
 _LAUNCH = (
-    _RANK,
+    *_RANK,
     _NO,
     Column("step", "int64", "", "Step id; 0 where the host says none."),
     Column("kernel", "category", "", "Kernel's name."),
@@ -178,7 +181,7 @@ SYNC_WAITS = Table(
         *_EDGE,
         _ns("begin_ns", "When it began to wait."),
         _ns("dur_ns", "For how long."),
-        _count("from_rank", "", "Rank of the last arriver; -1: not known."),
+        _count("from_rank", "", "Rank of the last arriver, of the same process; -1: not known."),
         Column("from_block", "int32", "", "Its block; -1: not known."),
         Column("from_sm", "int32", "", "Its SM; -1: not known."),
         Column("from_warp", "int32", "", "Its warp; -1: not known."),
@@ -210,9 +213,9 @@ IMBALANCE = Table(
     "imbalance",
     "What one SM did in a phase of a launch, against the median of the SMs that took part.",
     (
-        _RANK,
+        *_RANK,
         _NO,
-        *_LAUNCH[3:],
+        *_LAUNCH[4:],
         Column("phase", "category", "", "Span event."),
         Column("sm", "int32", "", "SM."),
         _ns("busy_ns", "Sum over its warps of the time in the phase that they did not wait."),
@@ -225,13 +228,13 @@ STEP_TIMES = Table(
     "A step or forward of the host (step, extend, decode, draft, verify, forward) with the "
     "launches of its step id; a step id that no host record tells of is a row with stage ''.",
     (
-        _RANK,
+        *_RANK,
         Column("step", "int64", "", "Step id."),
         Column("stage", "category", "", "What the host did."),
         _ns("begin_ns", "On the rank's globaltimer; -1: no clock samples tie the host to it."),
         _ns("dur_ns", "How long the host took; of stage '' first launch in to last out."),
-        _count("launches", "", "Launches recorded of that step id."),
-        _ns("device_ns", "Time in which at least one of them ran."),
+        _count("launches", "", "Launches recorded of that step id; -1: it has no timeline."),
+        _ns("device_ns", "Time in which at least one of them ran; -1: it has no timeline."),
         _ns("host_gap_ns", "Since the end of the same stage before it; -1: it is the first."),
         _count("batch_size", "requests", "Requests in the batch; -1: not said."),
         _count("tokens", "tokens", "Rows of the forward; -1: not said."),
@@ -253,7 +256,8 @@ EXPERT_TRAFFIC = Table(
 FLOOR = Table(
     "floor",
     "A launch of a kernel that says what it must read, against the time those bytes take at a "
-    "bandwidth.",
+    "bandwidth. That of a copy counts bytes read and written: a launch that only reads can be a "
+    "little above it.",
     (
         *_LAUNCH,
         _count("distinct_experts", "experts", "Local experts hit; -1: not counted."),
@@ -283,6 +287,26 @@ CRITICAL_PATH = Table(
         Column("what", "category", "", f"Phase, stall class, or {WAIT_FOR_LAUNCH}."),
         Column("event", "category", "", "Event of the wait or phase; '' where none says."),
         Column("why", "category", "", "Edge that led here from the row before; '': same warp."),
+        _ns(
+            "from_unknown_ns",
+            "dur_ns of a wait for another block or GPU whose publish was not recorded: what led "
+            "there may be on an SM that was not; else 0.",
+        ),
+    ),
+)
+
+CRITICAL_PATH_SUMS = Table(
+    "critical_path_sums",
+    "The rows of critical_path added up by layer, role and event, the longest first.",
+    (
+        *_RANK,
+        *_LAUNCH[3:],
+        Column("role", "category", "", "Role of the warp."),
+        *(column for column in CRITICAL_PATH.columns if column.name in ("what", "event")),
+        _ns("dur_ns", "Sum."),
+        Column("share", "float64", "", "Of the whole path."),
+        _ns("from_unknown_ns", "Sum."),
+        _count("times", "", "Rows of critical_path."),
     ),
 )
 
@@ -299,6 +323,7 @@ TABLES: dict[str, Table] = {
         EXPERT_TRAFFIC,
         FLOOR,
         CRITICAL_PATH,
+        CRITICAL_PATH_SUMS,
     )
 }
 """All tables, by name."""

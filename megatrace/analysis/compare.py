@@ -75,6 +75,11 @@ class Comparison:
     """Causes of a layer left out: below ``SMALLEST_CAUSE`` in both."""
     warnings: tuple[str, ...]
     """What makes the two hard to compare."""
+    unlike: tuple[str, ...]
+    """Those of the warnings that say that the launches did other work: a change of theirs is not
+    the build's."""
+    one_sided: tuple[str, ...]
+    """Those of the warnings that name layers of one side only."""
     seed: int
     draws: int
     confidence: float
@@ -83,6 +88,11 @@ class Comparison:
     def judged(self) -> bool:
         """Whether any launch got a verdict on its numbers."""
         return any(row.verdict in JUDGED for row in self._launches())
+
+    @property
+    def unjudged(self) -> tuple[Change, ...]:
+        """Launches, of a layer or of all, too few for a verdict."""
+        return tuple(row for row in self._launches() if row.verdict not in JUDGED)
 
     def regressions(self, threshold: float) -> tuple[Change, ...]:
         """Launches slower by more than ``threshold`` (0.02 is 2 %), however the draw falls."""
@@ -108,7 +118,7 @@ def compare(a: Side, b: Side, bootstrap: Bootstrap | None = None) -> Comparison:
     bootstrap = bootstrap or Bootstrap()
     _refuse(a, b)
     values = _common(a.values, b.values)
-    warnings = (*_of_shape(a, b), *_of_layers(a.values, b.values), *_of_loss(a, b))
+    unlike, one_sided = tuple(_of_work(a, b)), tuple(_of_layers(a.values, b.values))
     cpu = a.cpu or b.cpu
     judge = _Judge(bootstrap, max(a.clock_error_ns, b.clock_error_ns, 0), cpu)
     pairs = [_Pair(key, *of) for key, of in _pairs(*values)]
@@ -125,7 +135,9 @@ def compare(a: Side, b: Side, bootstrap: Bootstrap | None = None) -> Comparison:
         layers=judge.table(layers, walls),
         causes=judge.table(causes, walls),
         small_causes=len(pairs) - len(layers) - len(causes),
-        warnings=warnings,
+        warnings=(*unlike, *_of_events(a, b), *one_sided, *_of_loss(a, b)),
+        unlike=unlike,
+        one_sided=one_sided,
         seed=bootstrap.seed,
         draws=bootstrap.draws,
         confidence=bootstrap.confidence,
@@ -254,14 +266,17 @@ def _names(values: pd.DataFrame) -> str:
     return ", ".join(f"{name} {low}-{high}" for name, low, high in kernels.itertuples())
 
 
-def _of_shape(a: Side, b: Side) -> Iterator[str]:
+def _of_events(a: Side, b: Side) -> Iterator[str]:
+    if a.events != b.events:
+        yield "the kernels declare different events: a cause may have moved to another class"
+
+
+def _of_work(a: Side, b: Side) -> Iterator[str]:
     """What differs in the machine or the work."""
     if a.gpus != b.gpus:
         yield f"different GPUs: {a.gpu_names} and {b.gpu_names}"
     if a.ranks != b.ranks:
         yield f"different numbers of ranks: {a.ranks} and {b.ranks}"
-    if a.events != b.events:
-        yield "the kernels declare different events: a cause may have moved to another class"
     if a.grid_blocks != b.grid_blocks:
         yield (
             f"launches left records of {a.grid_blocks:,.0f} and {b.grid_blocks:,.0f} blocks: "
@@ -287,7 +302,8 @@ def _of_layers(a: pd.DataFrame, b: pd.DataFrame) -> Iterator[str]:
         if len(only):
             few = ", ".join(f"{kernel} {layer}" for kernel, layer in only[keys].to_numpy()[:4])
             more = ", ..." if len(only) > 4 else ""
-            yield f"{len(only):,} layers are only in {side} and left out: {few}{more}"
+            layers = "1 layer is" if len(only) == 1 else f"{len(only):,} layers are"
+            yield f"{layers} only in {side} and left out: {few}{more}"
 
 
 def _of_loss(a: Side, b: Side) -> Iterator[str]:

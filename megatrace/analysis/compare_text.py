@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 
 from megatrace.analysis.compare import IDLE, SMALLEST_CAUSE, Change, Comparison, Verdict
 from megatrace.analysis.measured import ALL_LAYERS, LAUNCH, STEP, Side
-from megatrace.analysis.plain import WIDTH, table
+from megatrace.analysis.plain import WIDTH, many, table
 
 TOP_ROWS = 20
 """Rows of a table; the JSON has all."""
@@ -55,22 +55,35 @@ def change_sentence(row: Change, grown: Sequence[Change] = ()) -> str:
 
     ``grown``: classes of which its warps have more; the first of them are named.
     """
-    of = f"all layers of {row.kernel}" if row.layer == ALL_LAYERS else (
-        f"layer {row.layer} of {row.kernel}"
-    )  # fmt: skip
     side = "slower" if row.share > 0 else "faster"
-    text = f"{of}: {_percent(abs(row.share))} {side} ({_percent(row.low)} to {_percent(row.high)})"
+    interval = f"{_percent(row.low)} to {_percent(row.high)}"
+    text = f"{_of(row)}: {_percent(abs(row.share))} {side} ({interval})"
     more = [f"{r.role} {r.what} ({_signed_us(r.change_us)} us)" for r in grown[:_NAMED]]
     return f"{text}; more {', '.join(more)}" if more else text
+
+
+def unjudged_sentence(found: Comparison) -> str:
+    """``too few launches for a verdict: layer 3 of decode, all layers of prefill``."""
+    if not found.judged:
+        return "too few launches for any verdict"
+    of = [_of(row) for row in found.unjudged]
+    more = ", ..." if len(of) > _NAMED else ""
+    return f"too few launches for a verdict: {', '.join(of[:_NAMED])}{more}"
+
+
+def _of(row: Change) -> str:
+    if row.layer == ALL_LAYERS:
+        return f"all layers of {row.kernel}"
+    return f"layer {row.layer} of {row.kernel}"
 
 
 def _side(name: str, side: Side) -> str:
     machine = ", ".join(side.gpus) if side.gpus and not side.cpu else ""
     facts = [
-        f"device={','.join(side.devices)}", machine,
-        _many(side.ranks, "rank")
+        f"device={','.join(side.devices)}", machine, side.sms,
+        many(side.ranks, "rank")
         + (f" in {side.processes:,} processes" if side.processes > side.ranks else ""),
-        _many(side.steps, "step"), _many(side.launches, "launch", "es"), side.loss,
+        many(side.steps, "step"), many(side.launches, "launch", "es"), side.loss,
     ]  # fmt: skip
     text = f"{name}: {side.path}: " + ", ".join(fact for fact in facts if fact)
     return textwrap.fill(text, WIDTH, subsequent_indent="   ", break_on_hyphens=False)
@@ -180,10 +193,6 @@ def _us(value: float) -> str:
 
 def _signed_us(value: float) -> str:
     return f"{value:+,.0f}" if abs(value) >= 10_000 else f"{value:+,.2f}"
-
-
-def _many(count: int, what: str, plural: str = "s") -> str:
-    return f"{count:,} {what}{'' if count == 1 else plural}"
 
 
 def _side_dict(side: Side) -> dict[str, object]:

@@ -7,6 +7,11 @@ import textwrap
 from megatrace.analysis.plain import WIDTH, number, table, titled
 from megatrace.analysis.report import Floors
 
+COPY_NOTE = (
+    "A copy's rate counts bytes read and written: a launch that only reads can be a little above "
+    "it."
+)
+
 
 def floor_text(floors: Floors, top: int) -> str:
     """The fraction of the floor by layer, or in a line why it is not known."""
@@ -27,7 +32,8 @@ def floor_text(floors: Floors, top: int) -> str:
     rate = f"{floors.bandwidth_bytes_per_s / 1e12:.2f} TB/s, {floors.bandwidth_from}"
     notes = [
         f"floor: the time of the bytes that a launch must read at {rate}. "
-        f"All together: {100 * floors.fraction:.0f} %."
+        f"All together: {100 * floors.fraction:.0f} %.",
+        COPY_NOTE,
     ]
     notes += [
         f"{bound[0].upper()}{bound[1:]}."

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from megatrace.analysis.columns import FLOOR
-from megatrace.analysis.report import FloorRow, Floors
+from megatrace.analysis.lines import I8, Mask
+from megatrace.analysis.rank import Rank
+from megatrace.analysis.report import FloorRow, Floors, Report
+from megatrace.analysis.summary import summarise
+from megatrace.analysis.trace import without_records
 from megatrace.analysis.traffic import Bandwidth, Traffic, floor
-from megatrace.analysis.windows import windows
 from megatrace.capture.reader import Capture
 
 CPU = "cpu: times of the host build get no verdict"
 NO_LAUNCH = "no launch of such a kernel is whole and counts its experts"
 
 
-def floors_of(capture: Capture, bandwidth: Bandwidth | None = None) -> Floors:
-    """Read a capture for it, step by step where it is large; not at all where it says no bytes."""
+def reported(capture: Capture, bandwidth: Bandwidth | None = None) -> Report:
+    """The report of a capture with its floors, both from one reading.
+
+    ``bandwidth``: None, as the capture says. Raises as :func:`summarise`.
+    """
     traffic = Traffic.of(capture, bandwidth)
     if why := why_not(capture, traffic):
-        return floors([], traffic, why)
-    return floors((floor(trace, traffic) for trace in windows(capture)), traffic)
+        return replace(summarise(capture), floor=floors([], traffic, why))
+    gathered = _Gathered(traffic)
+    report = summarise(capture, gathered)
+    return replace(report, floor=floors(gathered.frames, traffic))
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Frames of ``FLOOR``, one a rank that says bytes."""
+
+    traffic: Traffic
+    frames: list[pd.DataFrame] = field(default_factory=list)
+
+    def add(self, rank: Rank, experts: I8, uncertain: Mask) -> None:
+        """See :class:`megatrace.analysis.summary.Launches`."""
+        if any(number == rank.rank for number, _ in self.traffic.said):
+            trace = without_records(rank, uncertain)
+            self.frames.append(floor(trace, self.traffic, experts))
 
 
 def why_not(capture: Capture, traffic: Traffic) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from megatrace.analysis.launches import launch_numbers
 from megatrace.analysis.lines import I8, Rows
+from megatrace.analysis.numbers import rank_columns
 from megatrace.analysis.rank import UNPLACED, Placed, Rank, host_records
 from megatrace.analysis.server import STAGES, STEP_ARGS
 from megatrace.capture.reader import Capture
@@ -37,7 +38,7 @@ def launch_frame(
     ring = launches.ring[rows]
     begin, end = placed.begin_ns[rows], placed.end_ns[rows]
     return pd.DataFrame({
-        "rank": np.full(len(rows), rank.rank, np.uint16),
+        **rank_columns(rank.rank, len(rows)),
         "block": ring // rank.warps,
         "warp": ring % rank.warps,
         "role": _role(rank, ring),
@@ -60,21 +61,24 @@ def launch_frame(
 
 
 _LAUNCH_TYPES = {
-    "rank": "uint16", "block": "int32", "warp": "int32", "role": "category", "sm": "int32",
+    "rank": "uint16", "process": "uint16", "block": "int32", "warp": "int32",
+    "role": "category", "sm": "int32",
     "launch": "int64", "step": "int64", "kernel": "category", "layer": "int32",
     "ring": "int32", "t0_cycles": "int64", "begin_ns": "int64", "end_ns": "int64",
     "dur_ns": "int64", "clock_error_ns": "float64", "words": "int64", "lost_lines": "int64",
     "complete": "bool", "time_uncertain": "bool",
 }  # fmt: skip
 _RECORD_TYPES = {
-    "rank": "uint16", "block": "int32", "warp": "int32", "role": "category",
+    "rank": "uint16", "process": "uint16", "block": "int32", "warp": "int32",
+    "role": "category",
     "launch_row": "int64", "step": "int64", "kernel": "category", "layer": "int32",
     "event": "category", "kind": "category", "cause": "category", "category": "category",
     "edge": "category", "slot": "int64", "begin_ns": "int64", "dur_ns": "int64",
 }  # fmt: skip
 
 _HOST_TYPES = {
-    "event": "str", "rank": "uint16", "step": "int64", "begin_ns": "int64", "end_ns": "int64",
+    "event": "str", "rank": "uint16", "process": "uint16", "step": "int64",
+    "begin_ns": "int64", "end_ns": "int64",
     "host_begin_ns": "int64", "host_end_ns": "int64",
     **dict.fromkeys(STEP_ARGS, "int64"), "text": "str",
 }  # fmt: skip
@@ -88,6 +92,11 @@ def empty_launches() -> pd.DataFrame:
 def empty_records() -> pd.DataFrame:
     """The frame of no records."""
     return _empty(_RECORD_TYPES)
+
+
+def empty_host() -> pd.DataFrame:
+    """The frame of no host events."""
+    return _empty(_HOST_TYPES)
 
 
 def _empty(types: dict[str, str]) -> pd.DataFrame:
@@ -131,7 +140,7 @@ def host_frame(
         has = np.isin(rows["event"], list(STAGES))
         columns: dict[str, Any] = {
             "event": [names.get(int(e), f"event {e}") for e in rows["event"]],
-            "rank": np.full(len(rows), rank, np.uint16),
+            **rank_columns(rank, len(rows)),
             "step": rows["step"].astype(np.int64),
             "begin_ns": placed[0],
             "end_ns": placed[1],
@@ -146,5 +155,5 @@ def host_frame(
         ]
         parts.append(pd.DataFrame(columns))
     if not parts:
-        return _empty(_HOST_TYPES)
+        return empty_host()
     return pd.concat(parts, ignore_index=True)

@@ -7,10 +7,12 @@ import pandas as pd
 
 from megatrace.analysis.columns import STEP_TIMES
 from megatrace.analysis.lines import I8
+from megatrace.analysis.numbers import BOTH, numbers_of
 from megatrace.analysis.pick import number_keys
 from megatrace.analysis.server import STAGES, STEP_ARGS
 from megatrace.analysis.trace import Trace
 from megatrace.analysis.walls import launch_times
+from megatrace.schema.processes import PROCESSES_APART
 
 
 def step_times(trace: Trace) -> pd.DataFrame:
@@ -19,7 +21,7 @@ def step_times(trace: Trace) -> pd.DataFrame:
     host = trace.host[trace.host["event"].isin(list(STAGES.values()))]
     stages = pd.DataFrame(
         {
-            "rank": host["rank"].astype("int64"),
+            **{name: host[name].astype("int64") for name in BOTH},
             "step": host["step"],
             "stage": host["event"].astype(object),
             "begin_ns": host["begin_ns"],
@@ -31,19 +33,19 @@ def step_times(trace: Trace) -> pd.DataFrame:
     # All zero is a span that somebody wrote without values.
     silent = (host[list(STEP_ARGS)] == 0).all(axis=1)
     stages.loc[silent, ["batch_size", "tokens", "accepted"]] = -1
-    both = ["rank", "step"]
-    ids, told_of = (pd.MultiIndex.from_frame(of[both]) for of in (device, stages))
+    step = [*BOTH, "step"]
+    ids, told_of = (pd.MultiIndex.from_frame(of[step]) for of in (device, stages))
     alone = device[~ids.isin(told_of)]
-    joined = stages.merge(device[[*both, "launches", "device_ns"]], on=both, how="left")
+    joined = stages.merge(device[[*step, "launches", "device_ns"]], on=step, how="left")
     alone = alone.assign(stage="", host_gap_ns=-1, batch_size=-1, tokens=-1, accepted=-1)
     whole = pd.concat([joined, alone], ignore_index=True)
     if not len(whole):
         return STEP_TIMES.empty()
     for name in ("launches", "device_ns"):
-        whole[name] = whole[name].fillna(0)
+        whole[name] = whole[name].fillna(-1)  # no timeline of that step
     told = (whole["batch_size"] > 0) & (whole["accepted"] >= 0)
     whole["accept_length"] = np.where(told, whole["accepted"] / whole["batch_size"].clip(1), -1.0)
-    whole = whole.sort_values([*both, "begin_ns", "stage"], kind="stable")
+    whole = whole.sort_values(["process", "rank", "step", "begin_ns", "stage"], kind="stable")
     return STEP_TIMES.frame({name: whole[name].to_numpy() for name in whole.columns})
 
 
@@ -52,7 +54,7 @@ def _gaps(host: pd.DataFrame) -> I8:
     gap = np.full(len(host), -1, np.int64)
     if not len(host):
         return gap
-    key = number_keys(host["rank"].to_numpy(), pd.factorize(host["event"])[0])
+    key = number_keys(numbers_of(host), pd.factorize(host["event"])[0])
     begin, end = host["host_begin_ns"].to_numpy(), host["host_end_ns"].to_numpy()
     order = np.lexsort((begin, key))
     latest = pd.Series(end[order]).groupby(key[order]).cummax().to_numpy()
@@ -66,7 +68,7 @@ def _device_times(trace: Trace) -> pd.DataFrame:
     launches = launch_times(trace)
     begin = launches["begin_ns"].to_numpy()
     end = np.maximum(launches["end_ns"].to_numpy(), begin)
-    rank, step = launches["rank"].to_numpy().astype(np.int64), launches["step"].to_numpy()
+    rank, step = numbers_of(launches), launches["step"].to_numpy()
     order = np.lexsort((begin, step, rank))
     begin, end, rank, step = begin[order], end[order], rank[order], step[order]
     fresh = np.ones(len(order), bool)
@@ -80,7 +82,8 @@ def _device_times(trace: Trace) -> pd.DataFrame:
     last = np.append(first[1:], len(order))[: len(first)] - 1
     return pd.DataFrame(
         {
-            "rank": rank[first],
+            "rank": rank[first] % PROCESSES_APART,
+            "process": rank[first] // PROCESSES_APART + 1,
             "step": step[first],
             "begin_ns": begin[first],
             "dur_ns": latest[last] - begin[first],

@@ -50,6 +50,7 @@ class LossRow:
     """
 
     rank: int
+    process: int
     lines_seen: int
     lines_lost: int
     lines_torn: int
@@ -64,6 +65,9 @@ class LossRow:
     launches_lost: int = 0
     """Launches of warps without a header, known by the numbers of those that have one."""
     tail_words_at_most: int = 0
+    never_closed: tuple[str, ...] = ()
+    """Roles none of whose launches has a closing, though others follow on the same warps: no
+    kernel was killed in them, so they do not call ``t.end()``, and no time of theirs is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class LossTable:
     rows: tuple[LossRow, ...]
     complete: bool = True
     host_records_lost: int = 0
+    lines_known: bool = False
+    """Of an incomplete capture: its lines lost are all counted, as ``recover`` does."""
 
     @property
     def lines_lost(self) -> int:
@@ -99,6 +105,11 @@ class LossTable:
         return self._beyond_tails or any(row.launches_cut for row in self.rows)
 
     @property
+    def never_closed(self) -> tuple[str, ...]:
+        """Roles that never close a launch, of any rank."""
+        return tuple(sorted({role for row in self.rows for role in row.never_closed}))
+
+    @property
     def _beyond_tails(self) -> bool:
         return bool(self.host_records_lost) or any(
             row.lines_lost or row.words_lost or row.orphaned or row.malformed or row.launches_lost
@@ -108,19 +119,25 @@ class LossTable:
     def sentence(self) -> str:
         """One line for titles: what is missing, and how well that is known."""
         if not self.any:
-            return "nothing lost" if self.complete else "unknown"
+            if self.complete:
+                return "nothing lost"
+            return "0 lines lost, else unknown" if self.lines_known else "unknown"
         cut = ""
         if self.launches_cut:
             plural = "" if self.launches_cut == 1 else "es"
             cut = f"{self.launches_cut:,} warp launch{plural} cut"
+        unclosed = ""
+        if self.never_closed:
+            unclosed = f"; role {', '.join(self.never_closed)} never closes: without t.end()?"
         if not self._beyond_tails:
             known = "nothing lost but" if self.complete else "at least"
-            return f"{known} the unknown tail of {cut} (up to {RECORDS_PER_LINE} words each)"
+            of_each = f"(up to {RECORDS_PER_LINE} words each)"
+            return f"{known} the unknown tail of {cut} {of_each}{unclosed}"
         parts = self._losses()
         if cut:
             tail = self.tail_words_at_most
             parts.append(cut + (f" (unknown tail of up to {tail:,} words)" if tail else ""))
-        return ("" if self.complete else "at least ") + ", ".join(parts)
+        return ("" if self.complete else "at least ") + ", ".join(parts) + unclosed
 
     def _losses(self) -> list[str]:
         seen = sum(row.lines_seen for row in self.rows)

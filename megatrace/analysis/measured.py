@@ -9,18 +9,19 @@ import pandas as pd
 
 from megatrace.analysis import views
 from megatrace.analysis.columns import CLASSES, UNKNOWN
+from megatrace.analysis.numbers import BOTH, numbers_of
+from megatrace.analysis.summary import sms_recorded
 from megatrace.analysis.trace import Trace
 from megatrace.analysis.walls import whole_launches
 from megatrace.analysis.windows import SMALL_LINES, Progress, windows
 from megatrace.capture.reader import Capture
-from megatrace.schema.processes import PROCESSES_APART
 
 LAUNCH = "launch"
 """``what`` of a launch's whole duration; every other is a class of a warp's time."""
 ALL_LAYERS = -1
 _STEPS = 1 << 40
 STEP, ONE_LAUNCH = "step", "launch"
-_KEYS = ["rank", "launch_no"]
+_KEYS = [*BOTH, "launch_no"]
 _CELL = ["block", "kernel", "layer", "role", "what"]
 
 
@@ -36,6 +37,8 @@ class Side:
     path: str
     devices: tuple[str, ...]
     """``cpu``, ``cuda`` or both."""
+    sms: str
+    """``2 of 132 SMs recorded``; "" where all were asked for."""
     gpus: tuple[str, ...]
     """Names of the GPUs of its machine, where it says them."""
     ranks: int
@@ -112,9 +115,10 @@ def _side(capture: Capture, gathered: _Gathered) -> Side:
     return Side(
         path=str(capture.path),
         devices=tuple(sorted(set(trace.devices.values()))),
+        sms=sms_recorded(capture).text,
         gpus=_gpus(capture),
-        ranks=times["rank"].mod(PROCESSES_APART).nunique(),
-        processes=times["rank"].nunique(),
+        ranks=times["rank"].nunique(),
+        processes=len(np.unique(numbers_of(times))),
         steps=steps,
         launches=len(whole),
         left_out=len(times) - len(whole),
@@ -133,8 +137,7 @@ def _side(capture: Capture, gathered: _Gathered) -> Side:
 
 def _step(times: pd.DataFrame) -> pd.Series[int]:
     """Step of each launch, apart for each process of a rank: all count from 1."""
-    process = times["rank"].astype(np.int64) // PROCESSES_APART
-    return times["step"] + process * _STEPS
+    return times["step"] + (times["process"].astype(np.int64) - 1) * _STEPS
 
 
 def _classes(trace: Trace) -> pd.DataFrame:

@@ -10,13 +10,17 @@ import pandas as pd
 from megatrace.analysis.columns import (
     BEFORE_START,
     CRITICAL_PATH,
+    CRITICAL_PATH_SUMS,
+    INPUT,
     NOT_WAITING,
+    PEER,
     UNKNOWN,
     WAIT_FOR_LAUNCH,
 )
 from megatrace.analysis.lines import I8, Mask, Rows
+from megatrace.analysis.numbers import numbers_of
 from megatrace.analysis.phases import Spans, spans_of
-from megatrace.analysis.pick import launch_columns, of_launch, sound_launches, warp_columns
+from megatrace.analysis.pick import launch_columns, numbers_at, sound_launches, warp_columns
 from megatrace.analysis.stalls import NAMES, Blocked, blocked
 from megatrace.analysis.timeliness import first_uses
 from megatrace.analysis.trace import Trace
@@ -39,6 +43,8 @@ class _Row:
     what: str
     event: str = ""
     why: str = ""
+    from_unknown: bool = False
+    """It waits for another block or GPU, and no publish that ended it was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ def _enders(trace: Trace) -> dict[int, tuple[int, int, str]]:
     arrivals = last_arrivers(trace)
     known = arrivals.publish >= 0
     # Another GPU's rows would be on another clock: the path stays on this one.
-    mine, theirs = (of_launch(trace, "rank", of) for of in (arrivals.wait, arrivals.publish))
+    mine, theirs = (numbers_at(trace, of) for of in (arrivals.wait, arrivals.publish))
     known &= mine == theirs
     for wait, publish, when in zip(
         arrivals.wait[known].tolist(),
@@ -133,7 +139,8 @@ class _Walk:
             ender = self.facts.ended_by.get(row)
             if ender is None or row in seen:
                 now = max(int(self.facts.waits.begin_ns[wait]), self.low_ns)
-                self._add(_Row(warp, now, end, what, event))
+                unknown = ender is None and what in (INPUT, PEER)
+                self._add(_Row(warp, now, end, what, event, from_unknown=unknown))
                 continue
             seen.add(row)
             by, when, edge = ender
@@ -226,8 +233,8 @@ def critical_path(
 
     From the warp that ended last, back in time: where it waited for a publish or a late
     prefetch that was recorded, on to that warp; where nobody knows whose, past the wait;
-    at a warp's begin, in a step, to the launch before. It stays on one GPU: ``rank``, or
-    the lowest that has the launch. Raises UsageError where there is none.
+    at a warp's begin, in a step, to the launch before. It stays on one GPU: ``rank`` (a
+    number), or the lowest that has the launch. Raises UsageError where there is none.
     """
     if (launch_no is None) == (step is None):
         raise UsageError(
@@ -236,7 +243,7 @@ def critical_path(
     launches = trace.launches
     name, wanted = ("launch", launch_no) if step is None else ("step", step)
     there = launches[name].to_numpy() == wanted
-    ranks = launches["rank"].to_numpy()
+    ranks = numbers_of(launches)
     if there.any() or rank is not None:
         there &= ranks == (ranks[there].min() if rank is None else rank)
     rows = np.flatnonzero(there)
@@ -264,5 +271,26 @@ def _frame(trace: Trace, path: list[_Row]) -> pd.DataFrame:
             "end_ns": end,
             "dur_ns": end - begin,
             **{name: [getattr(r, name) for r in path] for name in ("what", "event", "why")},
+            "from_unknown_ns": np.where([row.from_unknown for row in path], end - begin, 0),
         }
     )
+
+
+def critical_path_sums(
+    trace: Trace,
+    *,
+    launch_no: int | None = None,
+    step: int | None = None,
+    rank: int | None = None,
+) -> pd.DataFrame:
+    """Where the time of a :func:`critical_path` goes; columns as ``CRITICAL_PATH_SUMS`` says."""
+    path = critical_path(trace, launch_no=launch_no, step=step, rank=rank)
+    keys = ["rank", "process", "step", "kernel", "layer", "role", "what", "event"]
+    sums = path.groupby(keys, observed=True, sort=False).agg(
+        dur_ns=("dur_ns", "sum"),
+        from_unknown_ns=("from_unknown_ns", "sum"),
+        times=("dur_ns", "size"),
+    )
+    sums = sums.sort_values("dur_ns", ascending=False, kind="stable").reset_index()
+    whole = sums.assign(share=sums["dur_ns"] / max(1, int(sums["dur_ns"].sum())))
+    return CRITICAL_PATH_SUMS.frame({name: whole[name] for name in whole.columns})

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from megatrace.analysis.lines import I8, Mask, Rows
+from megatrace.analysis.numbers import BOTH, numbers_of
 from megatrace.analysis.trace import Trace
 from megatrace.schema import Cause, Kind
 
@@ -77,11 +78,17 @@ def of_launch(trace: Trace, name: str, rows: Rows) -> NDArray[Any]:
     return found
 
 
+def numbers_at(trace: Trace, rows: Rows) -> I8:
+    """Number of rank and process of rows of ``trace.records``, as ``trace.clock`` is keyed by."""
+    found: I8 = numbers_of(trace.launches)[trace.records["launch_row"].to_numpy()[rows]]
+    return found
+
+
 def launch_columns(trace: Trace, rows: Rows) -> dict[str, Any]:
-    """Rank, launch_no, step, kernel and layer of rows of ``trace.launches``."""
+    """Rank, process, launch_no, step, kernel and layer of rows of ``trace.launches``."""
     launches = trace.launches
     return {
-        "rank": launches["rank"].to_numpy()[rows],
+        **{name: launches[name].to_numpy()[rows] for name in BOTH},
         "launch_no": launches["launch"].to_numpy()[rows],
         "step": launches["step"].to_numpy()[rows],
         "kernel": launches["kernel"].array.take(rows),

@@ -43,6 +43,11 @@ def more(text: str, all_rows: int, shown: int) -> str:
     return f"{text}\n{all_rows - shown:,} more rows are in the JSON"
 
 
+def many(count: int, noun: str, plural: str = "s") -> str:
+    """``1 layer``, ``4 layers``."""
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
 def number(value: float) -> str:
     """As many decimals as the number is worth; empty for NaN."""
     if value != value:

@@ -17,6 +17,7 @@ from megatrace.analysis.tables import CODES, own_args
 from megatrace.analysis.words import Malformed, Records
 from megatrace.schema import Event, Kind
 from megatrace.schema.layout import ARG_MASK
+from megatrace.schema.processes import process_of, rank_of
 
 _TIME_BITS = 46
 """Of a time since launch start: 23 bits of an epoch and the time field."""
@@ -28,8 +29,8 @@ _EVENT_COLUMNS: dict[str, Callable[[Event], str]] = {
     "edge": lambda e: e.edge,
 }
 _OF_LAUNCH: dict[str, str] = {
-    "rank": "u2", "block": "i4", "warp": "i4", "role": "", "launch_row": "i8", "step": "i8",
-    "kernel": "", "layer": "i4",
+    "rank": "u2", "process": "u2", "block": "i4", "warp": "i4", "role": "", "launch_row": "i8",
+    "step": "i8", "kernel": "", "layer": "i4",
 }  # fmt: skip
 """Columns that all records of a launch share, with their type; "": a category."""
 SPARED = frozenset(_OF_LAUNCH) - {"launch_row"} | {"category"}
@@ -221,7 +222,8 @@ class _RankTables:
             "layer": self.rank.scan.launches.layer[launches],
         }
         if "rank" in out:
-            out["rank"][:] = self.rank.rank
+            out["rank"][:] = rank_of(self.rank.rank)
+            out["process"][:] = process_of(self.rank.rank)
         for name, values in shared.items():
             if name in out:
                 out[name][:] = np.repeat(values.astype(out[name].dtype, copy=False), many)

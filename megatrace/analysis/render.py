@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
+from typing import Protocol
 
 from megatrace.analysis.floor_text import floor_text
-from megatrace.analysis.plain import WIDTH, more, number, table, titled
+from megatrace.analysis.plain import WIDTH, many, more, number, table, titled
 from megatrace.analysis.report import (
     EventRow,
     HostStepRow,
@@ -15,10 +16,24 @@ from megatrace.analysis.report import (
     Report,
     StallRow,
 )
-from megatrace.schema.processes import count_text, rank_text
+from megatrace.schema.processes import count_text, label, number_of
 
 TOP_EVENTS = 40
 """Rows of the table of events; the JSON has all."""
+
+
+class _OfRank(Protocol):
+    """A row that is of one process of one rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def process(self) -> int: ...
+
+
+def _who(row: _OfRank) -> str:
+    return label(row.rank, row.process)
 
 
 def to_text(report: Report, *, top: int = TOP_EVENTS) -> str:
@@ -44,7 +59,7 @@ def _title(report: Report) -> str:
     lines = [
         report.path,
         textwrap.fill(f"{_device(report)}, {state}", WIDTH, subsequent_indent="  "),
-        f"loss: {report.loss_sentence()}",
+        textwrap.fill(f"loss: {report.loss_sentence()}", WIDTH, subsequent_indent="  "),
         f"clock: {_clock_sentence(report)}",
     ]
     if report.device == "cpu":
@@ -59,24 +74,17 @@ def _device(report: Report) -> str:
     if not report.ranks:
         if not report.host_steps:
             return "no traced kernel, no host steps"
-        seen = f", {report.steps.seen:,} steps seen" if report.steps.seen is not None else ""
-        ranks = count_text(row.rank for row in report.host_steps)
+        seen = f", {many(report.steps.seen, 'step')} seen" if report.steps.seen is not None else ""
+        ranks = count_text(number_of(row.rank, row.process) for row in report.host_steps)
         return f"no traced kernel; host spans only, {ranks}{seen}"
-    steps = f"{report.steps.recorded:,} steps recorded"
+    steps = f"{many(report.steps.recorded, 'step')} recorded"
     if report.steps.seen is not None:
         steps += f" of {report.steps.seen:,} seen ({report.steps.source})"
     else:
         steps += f" ({report.steps.source})"
-    ranks = count_text(row.rank for row in report.clocks)
-    return f"device={report.device}, {ranks}, {_sms(report)}{steps}"
-
-
-def _sms(report: Report) -> str:
-    sms = report.sms
-    if sms.chosen is None:
-        return ""
-    many = f"{sms.recorded} of {sms.of}" if sms.of is not None else f"only {sms.recorded}"
-    return f"{many} SMs recorded, "
+    ranks = count_text(number_of(row.rank, row.process) for row in report.clocks)
+    facts = (f"device={report.device}", ranks, report.sms.text, steps)
+    return ", ".join(filter(None, facts))
 
 
 def _ranks(count: int) -> str:
@@ -90,7 +98,8 @@ def _clock_sentence(report: Report) -> str:
     hosts = [row.host_error_ns for row in report.clocks if row.host_error_ns is not None]
     if not errors:
         return "no launch could be placed in time"
-    text = f"times within ±{max(errors):,.0f} ns on each GPU"
+    where = " on each GPU" if report.device == "cuda" else ""
+    text = f"times within ±{max(errors):,.0f} ns{where}"
     if not hosts:
         return f"{text}, host unknown"
     text += f", against the host ±{number(max(hosts) / 1e3)} us"
@@ -118,7 +127,7 @@ def _host_steps(report: Report, top: int) -> str:
     shown = rows[:top]
     body = [
         (
-            row.event, rank_text(row.rank), f"{row.count:,}", number(row.total_ms),
+            row.event, _who(row), f"{row.count:,}", number(row.total_ms),
             number(row.median_ms), number(row.p95_ms), *(cells[i] for i in kept),
         )
         for row, cells in zip(shown, told, strict=False)
@@ -166,8 +175,8 @@ def _stalls(report: Report) -> str:
     head = ("role", "cause", "from", "rank", "count", "total us", "share")
     body = [_stall_cells(row) for row in report.stalls]
     note = (
-        "records: launches with a timeline, share of the warps' time; "
-        "counters: all others, share of stalls"
+        "records: launches with a timeline, share of the warps' time\n"
+        "counters: SMs and launches without a timeline, share of stalls"
     )
     return f"Stalls by cause\n{table(head, body, left=3)}\n{note}"
 
@@ -175,9 +184,13 @@ def _stalls(report: Report) -> str:
 def _stall_cells(row: StallRow) -> tuple[str, ...]:
     total = number(row.total_us) if row.total_us is not None else f"{row.total_cycles:,} cycles"
     return (
-        row.role, row.cause, row.source, rank_text(row.rank), f"{row.count:,}", total,
-        f"{100 * row.share:.1f} %",
+        row.role, row.cause, row.source, _who(row), f"{row.count:,}", total,
+        _percent(row.share),
     )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return "unknown" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _events(report: Report, top: int) -> str:
@@ -204,7 +217,7 @@ def _event_cells(row: EventRow) -> tuple[str, ...]:
     return (
         row.kernel, row.role, row.event, str(row.layer), row.cause or row.kind, f"{row.count:,}",
         number(row.total_us) if timed else "", number(row.median_us) if timed else "",
-        number(row.p95_us) if timed else "", f"{100 * row.share:.1f} %" if timed else "",
+        number(row.p95_us) if timed else "", _percent(row.share) if timed else "",
     )  # fmt: skip
 
 
@@ -253,7 +266,7 @@ def _hangs(report: Report) -> str:
     head = ("role", "waits for", "rank", "SM", "block", "warp", "layer", "slot", "cycles", "us")
     body = [
         (
-            row.role, row.event, rank_text(row.rank), str(row.sm), str(row.block), str(row.warp),
+            row.role, row.event, _who(row), str(row.sm), str(row.block), str(row.warp),
             str(row.layer), str(row.slot), f"{row.waited_cycles:,}",
             "" if math.isnan(row.waited_us) else number(row.waited_us),
         )
@@ -283,7 +296,7 @@ def _loss(report: Report) -> str:
     )  # fmt: skip
     body = [
         (
-            rank_text(row.rank), f"{row.lines_seen:,}", f"{row.lines_lost:,}",
+            _who(row), f"{row.lines_seen:,}", f"{row.lines_lost:,}",
             f"{row.lines_torn:,}",
             f"{row.words_seen:,}", f"{row.words_lost:,}", f"{row.words_unknown_max:,}",
         )
@@ -295,7 +308,7 @@ def _loss(report: Report) -> str:
     )  # fmt: skip
     body_2 = [
         (
-            rank_text(row.rank), f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_cut:,}",
+            _who(row), f"{row.orphaned:,}", f"{row.malformed:,}", f"{row.launches_cut:,}",
             f"{row.tail_words_at_most:,}", f"{row.launches_lost:,}",
         )
         for row in report.loss
@@ -307,12 +320,12 @@ def _loss(report: Report) -> str:
 
 def _loss_notes(report: Report) -> list[str]:
     notes = [
-        f"rank {rank_text(row.rank)}: {row.launches_time_uncertain:,} launches have uncertain times"
+        f"rank {_who(row)}: {row.launches_time_uncertain:,} launches have uncertain times"
         for row in report.loss
         if row.launches_time_uncertain
     ]
     notes += [
-        f"rank {rank_text(row.rank)} malformed: "
+        f"rank {_who(row)} malformed: "
         + ", ".join(f"{k} {v:,}" for k, v in row.malformed_by.items())
         for row in report.loss
         if row.malformed
@@ -328,7 +341,7 @@ def _overhead(report: Report) -> str:
     head = ("rank", "records", "words", "of them headers", "line bytes", "record share", "counters")
     body = [
         (
-            rank_text(row.rank), f"{row.records:,}", f"{row.words:,}", f"{row.header_words:,}",
+            _who(row), f"{row.records:,}", f"{row.words:,}", f"{row.header_words:,}",
             f"{row.line_bytes:,}", f"{100 * row.word_share:.1f} %", f"{row.counter_samples:,}",
         )
         for row in report.overhead
@@ -346,7 +359,7 @@ def _clocks(report: Report) -> str:
     head = ("rank", "device", "error ns", "held out", "GHz", "SMs", "samples", "host error us")
     body = [
         (
-            rank_text(row.rank), row.device, "" if row.error_ns is None else f"{row.error_ns:,.0f}",
+            _who(row), row.device, "" if row.error_ns is None else f"{row.error_ns:,.0f}",
             "yes" if row.held_out else "no", "" if row.ghz is None else f"{row.ghz:.4f}",
             str(row.sms), f"{row.samples:,}",
             "unknown" if row.host_error_ns is None else number(row.host_error_ns / 1e3),

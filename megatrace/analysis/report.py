@@ -35,7 +35,7 @@ class EventRow:
     Spans, stalls and waits have times; of other kinds only ``count`` says something.
     ``unblocked`` waits were over at the first try: counted apart, in no time.
     ``unfinished`` spans have no end that survives. ``share`` is of all the time that warps
-    of this role spent in this kernel and layer.
+    of this role spent in this kernel and layer; NaN where no launch of theirs has an end.
     """
 
     kernel: str
@@ -60,10 +60,11 @@ class StallRow:
     ``source`` is ``records`` (launches with a timeline) or ``counters`` (all others).
     ``total_us`` is None where no clock says how long a cycle is, ``total_cycles`` None for
     records. ``share`` is of the time of those warps for records, of all counted stall
-    cycles of the role for counters.
+    cycles of the role for counters; NaN where no launch of those warps has an end.
     """
 
     rank: int
+    process: int
     role: str
     cause: str
     source: str
@@ -102,6 +103,7 @@ class HangRow:
     """A wait that outlasted its bound, and what it waited for."""
 
     rank: int
+    process: int
     block: int
     warp: int
     role: str
@@ -121,6 +123,7 @@ class OverheadRow:
     """What one rank wrote: measured here. What that cost in time is not in a capture."""
 
     rank: int
+    process: int
     records: int
     words: int
     line_bytes: int
@@ -135,6 +138,7 @@ class ClockRow:
     """How well the times of one rank are known. Errors are None where nothing is."""
 
     rank: int
+    process: int
     device: str
     error_ns: float | None
     held_out: bool
@@ -166,6 +170,14 @@ class SmsRecorded:
     recorded: int
     of: int | None
 
+    @property
+    def text(self) -> str:
+        """``2 of 132 SMs recorded``; "" where all were asked for."""
+        if self.chosen is None:
+            return ""
+        many = f"only {self.recorded:,}" if self.of is None else f"{self.recorded:,} of {self.of:,}"
+        return f"{many} SMs recorded"
+
 
 @dataclass(frozen=True, slots=True)
 class HostStepRow:
@@ -178,6 +190,7 @@ class HostStepRow:
     """
 
     rank: int
+    process: int
     event: str
     count: int
     total_ms: float
@@ -244,8 +257,8 @@ class Report:
     ranks: int
     """Those with a traced kernel."""
     processes: int
-    """Of these ranks, each with a ring of its own: rows of a rank that restarts are several.
-    A ``rank`` of the rows is a number of :mod:`megatrace.schema.processes`."""
+    """Of these ranks, each with a ring of its own: rows of a rank that restarts are several,
+    and their ``process`` counts from 1."""
     steps: StepsSeen
     sms: SmsRecorded
     host_steps: tuple[HostStepRow, ...]
@@ -255,7 +268,7 @@ class Report:
     prefetches: tuple[PrefetchRow, ...]
     hangs: tuple[HangRow, ...]
     lines_lost: int | None
-    """None where the capture is incomplete: no less than the rows of ``loss`` say."""
+    """None where nobody counted them to the end: no less than the rows of ``loss`` say."""
     host_records_lost: int | None
     launches_cut: int
     tail_words_at_most: int
@@ -267,7 +280,7 @@ class Report:
     quantile_error: float
     """Largest relative error of medians and p95; 0 where they are exact."""
     floor: Floors = Floors()
-    """See :func:`megatrace.analysis.floors.floors_of`: it takes another reading."""
+    """None asked for; :func:`megatrace.analysis.floors.reported` does."""
 
     def loss_sentence(self) -> str:
         """One line: what is missing, and how well that is known."""
@@ -276,7 +289,8 @@ class Report:
     @property
     def loss_table(self) -> LossTable:
         """The rows of ``loss`` with what is known of the whole."""
-        return LossTable(self.loss, self.complete, self.host_records_lost or 0)
+        known = self.lines_lost is not None
+        return LossTable(self.loss, self.complete, self.host_records_lost or 0, known)
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts and lists; NaN becomes None."""

@@ -23,7 +23,7 @@ from megatrace.analysis.report import (
     StallRow,
     StepsSeen,
 )
-from megatrace.analysis.server import steps_run
+from megatrace.analysis.server import last_said, steps_run
 from megatrace.analysis.words import Malformed
 from megatrace.capture.reader import Capture, CounterSamples
 from megatrace.schema import CAUSES
@@ -33,7 +33,7 @@ from megatrace.schema.layout import (
     LINE_BYTES,
     RECORDS_PER_LINE,
 )
-from megatrace.schema.processes import process_of
+from megatrace.schema.processes import process_of, rank_of
 
 _US = 1e-3
 _SM_BITS, _BLOCK_BITS = 9, 20
@@ -103,7 +103,7 @@ def event_rows(sums: list[Sums], ranks: list[Rank], shared: Gathered) -> tuple[E
                 int(unfinished[n]), float(total[n]) * _US,
                 float(found.median_ns[n]) * _US if timed else float("nan"),
                 float(found.p95_ns[n]) * _US if timed else float("nan"),
-                min(1.0, float(total[n] / warp_ns[n])) if warp_ns[n] else 0.0,
+                _share(float(total[n]), float(warp_ns[n])),
             )
         )  # fmt: skip
     return tuple(
@@ -120,9 +120,15 @@ def warp_time(rank: Rank, sums: Sums) -> F8:
     return np.bincount(sums.codes.launch_code[done], spent, sums.codes.groups).astype(np.float64)
 
 
+def _share(spent_ns: float, warp_ns: float) -> float:
+    """NaN where no launch of those warps has an end: nobody knows what it is a share of."""
+    return min(1.0, spent_ns / warp_ns) if warp_ns else float("nan")
+
+
 def stall_rows(samples: CounterSamples, rank: Rank, sums: Sums) -> list[StallRow]:
     """By role and cause: what records say, then what the counters say."""
     out: list[StallRow] = []
+    both = rank_of(rank.rank), process_of(rank.rank)
     roles = sums.codes.roles
     shape = (len(sums.codes.kernel_layers), len(roles), EVENTS)
     count = sums.count.reshape(shape).sum(axis=0)
@@ -133,12 +139,8 @@ def stall_rows(samples: CounterSamples, rank: Rank, sums: Sums) -> list[StallRow
             events = [e.id for e in rank.lut.events.values() if e.cause is cause]
             many, spent = int(count[role, events].sum()), float(total[role, events].sum())
             if many:
-                share = min(1.0, spent / warp_ns[role]) if warp_ns[role] else 0.0
-                out.append(
-                    StallRow(
-                        rank.rank, name, cause, "records", many, spent * _US, None, float(share)
-                    )
-                )
+                share = _share(spent, float(warp_ns[role]))
+                out.append(StallRow(*both, name, cause, "records", many, spent * _US, None, share))
     counted = counter_sums(samples, rank.rank, rank.facts.rings, rank.roles)
     rate = rank.clock.ns_per_cycle if rank.clock else None
     for role, name in enumerate(roles):
@@ -148,7 +150,7 @@ def stall_rows(samples: CounterSamples, rank: Rank, sums: Sums) -> list[StallRow
             if many:
                 us = cycles * rate * _US if rate is not None else None
                 share = cycles / all_cycles if all_cycles else 0.0
-                out.append(StallRow(rank.rank, name, cause, "counters", many, us, cycles, share))
+                out.append(StallRow(*both, name, cause, "counters", many, us, cycles, share))
     return out
 
 
@@ -181,7 +183,8 @@ def loss_row(rank: Rank, capture: Capture, malformed: Malformed, uncertain: int)
     lost = np.maximum(loss.lines_missing, told)
     unknown = loss.words_unknown_max + RECORDS_PER_LINE * (lost - loss.lines_missing)
     return LossRow(
-        rank=rank.rank,
+        rank=rank_of(rank.rank),
+        process=process_of(rank.rank),
         lines_seen=_total(loss.lines_seen),
         lines_lost=_total(lost),
         lines_torn=_total(loss.lines_torn),
@@ -195,7 +198,24 @@ def loss_row(rank: Rank, capture: Capture, malformed: Malformed, uncertain: int)
         launches_time_uncertain=uncertain,
         launches_lost=launches.lost(joined=is_joined(capture)),
         tail_words_at_most=_total(loss.tail_words_max),
+        never_closed=_never_closed(rank),
     )
+
+
+def _never_closed(rank: Rank) -> tuple[str, ...]:
+    """Roles of which no launch has a closing, where a warp has launches after it."""
+    launches = rank.scan.launches
+    if launches.complete.all():
+        return ()
+    rings = launches.ring[launches.lost_lines == 0]  # or the closing may be what was lost
+    warps = np.flatnonzero(np.bincount(rings)) % rank.warps
+    closed = np.bincount(launches.ring[launches.complete] % rank.warps, minlength=rank.warps)
+    goes_on = np.bincount(rings % rank.warps, minlength=rank.warps) > np.bincount(
+        warps, minlength=rank.warps
+    )
+    roles = np.array(rank.roles)
+    never = set(roles[goes_on]) - set(roles[closed > 0])
+    return tuple(sorted(map(str, never)))
 
 
 def overhead_row(samples: CounterSamples, rank: Rank, records: int) -> OverheadRow:
@@ -206,7 +226,8 @@ def overhead_row(samples: CounterSamples, rank: Rank, records: int) -> OverheadR
     header = HEADER_WORDS * len(launches) + CLOSING_WORDS * int(launches.complete.sum())
     sampled = int((samples.rank == rank.rank).sum())
     share = 4 * (words - header) / (LINE_BYTES * lines) if lines else 0.0
-    return OverheadRow(rank.rank, records, words, LINE_BYTES * lines, header, share, sampled)
+    both = rank_of(rank.rank), process_of(rank.rank)
+    return OverheadRow(*both, records, words, LINE_BYTES * lines, header, share, sampled)
 
 
 def clock_row(rank: Rank) -> ClockRow:
@@ -214,7 +235,8 @@ def clock_row(rank: Rank) -> ClockRow:
     clock = rank.clock
     host = clock.host if clock else None
     return ClockRow(
-        rank=rank.rank,
+        rank=rank_of(rank.rank),
+        process=process_of(rank.rank),
         device=device_name(rank.facts.device),
         error_ns=clock.error_ns if clock else None,
         held_out=bool(clock) and all(sm.held_out for sm in clock.sms.values()) if clock else False,
@@ -235,23 +257,26 @@ def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
     ran = steps_run(capture)
     if ran:
         return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records")
-    if recorded:
-        last = dict(sorted(recorded))  # the greatest step of each process
-        return StepsSeen(len(recorded), sum(last.values()), "last step id of the launches")
+    last = dict(sorted({*recorded, *last_said(capture)}))  # the greatest step of each process
+    if last:
+        return StepsSeen(len(recorded), sum(last.values()), "last step id")
     return StepsSeen(0, None, "no step ids: the host has no step hook")
 
 
 def sms_of(capture: Capture, ranks: list[Rank]) -> SmsRecorded:
     """Which SMs the recorder asked for, and how many of how many left launches."""
-    options = next((row.fields.get("options") for row in capture.facts("capture")), None)
-    asked = options.get("sms") if isinstance(options, dict) else None
-    chosen = None
-    if isinstance(asked, list):
-        chosen = tuple(sm for sm in asked if isinstance(sm, int))
+    chosen = sms_asked(capture)
     seen = max((len(np.unique(rank.scan.launches.sm)) for rank in ranks), default=0)
     grids = {rank.facts.blocks if _one_block_an_sm(rank) else 0 for rank in ranks}
     known = len(grids) == 1 and seen <= min(grids) and 0 not in grids
     return SmsRecorded(chosen, seen, grids.pop() if known else None)
+
+
+def sms_asked(capture: Capture) -> tuple[int, ...] | None:
+    """The SMs that the recorder was asked for; None: all."""
+    options = next((row.fields.get("options") for row in capture.facts("capture")), None)
+    asked = options.get("sms") if isinstance(options, dict) else None
+    return tuple(sm for sm in asked if isinstance(sm, int)) if isinstance(asked, list) else None
 
 
 def _one_block_an_sm(rank: Rank) -> bool:

@@ -11,7 +11,7 @@ from megatrace.analysis.rank import UNPLACED
 from megatrace.analysis.report import HostStepRow
 from megatrace.capture.reader import Capture
 from megatrace.schema import HOST
-from megatrace.schema.processes import MAX_PROCESSES, PROCESSES_APART
+from megatrace.schema.processes import MAX_PROCESSES, PROCESSES_APART, process_of, rank_of
 
 STEP_ARGS = ("batch_size", "tokens", "graph", "accepted")
 """Names of the values of a step or forward, in their order."""
@@ -55,7 +55,8 @@ def _row(rank: int, name: str, stage: NDArray[Any], requests: int) -> HostStepRo
     told = with_batch & (accepted >= 0)
     verified = int(batch[told].sum())
     return HostStepRow(
-        rank=rank,
+        rank=rank_of(rank),
+        process=process_of(rank),
         event=name,
         count=len(stage),
         total_ms=float(dur_ms.sum()),
@@ -81,6 +82,19 @@ def steps_run(capture: Capture) -> int:
     most = np.zeros(MAX_PROCESSES, np.int64)
     np.maximum.at(most, number.astype(np.int64) // PROCESSES_APART, steps)
     return int(most.sum())
+
+
+def last_said(capture: Capture) -> set[tuple[int, int]]:
+    """Each process of the ranks with the last step id that a record of its host has, if any.
+
+    A kernel's agent samples the clock when it closes, and says in which step: later than the
+    last launch with a timeline.
+    """
+    host = capture.host()
+    process = host.rank.astype(np.int64) // PROCESSES_APART + 1
+    last = np.zeros(MAX_PROCESSES + 1, np.int64)
+    np.maximum.at(last, process, host.records["step"].astype(np.int64))
+    return {(of, int(last[of])) for of in np.flatnonzero(last).tolist()}
 
 
 def host_records_lost(capture: Capture) -> int:

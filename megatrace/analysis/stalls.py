@@ -24,7 +24,7 @@ from megatrace.analysis.pick import (
     codes_by,
     is_one_of,
     launch_columns,
-    of_launch,
+    numbers_at,
     sound_launches,
     warp_columns,
 )
@@ -105,7 +105,7 @@ def _hang_codes(trace: Trace, rows: Rows) -> I8:
         for event in table
         if event.cause
     }
-    rank = of_launch(trace, "rank", rows).tolist()
+    rank = numbers_at(trace, rows).tolist()
     event = trace.records["a0"].to_numpy()[rows].tolist()
     found = [causes.get(key, _UNKNOWN) for key in zip(rank, event, strict=True)]
     return np.array(found, np.int64)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from megatrace.analysis.groups import EVENTS, Gathered, Sums, codes_of
-from megatrace.analysis.lines import F8, HANG, Rows
+from megatrace.analysis.lines import F8, HANG, I8, Mask, Rows
 from megatrace.analysis.loss import LossTable
 from megatrace.analysis.plan import Piece, pieces
 from megatrace.analysis.prefetch import slack
 from megatrace.analysis.rank import Rank, load_rank
-from megatrace.analysis.report import HangRow, Report
+from megatrace.analysis.report import HangRow, Report, SmsRecorded
 from megatrace.analysis.rows import (
     clock_row,
     device_name,
@@ -20,6 +22,7 @@ from megatrace.analysis.rows import (
     loss_row,
     overhead_row,
     prefetch_rows,
+    sms_asked,
     sms_of,
     stall_rows,
     steps_of,
@@ -30,11 +33,19 @@ from megatrace.analysis.stats import RELATIVE_ERROR
 from megatrace.analysis.tables import SPAN
 from megatrace.analysis.words import Malformed, Records, decode_chunk
 from megatrace.capture.reader import Capture, CounterSamples
-from megatrace.schema import EventTable
-from megatrace.schema.processes import rank_of
+from megatrace.schema import EventTable, Kind
+from megatrace.schema.processes import process_of, rank_of
+from megatrace.schema.traffic import DISTINCT_EXPERTS
 
 MAX_HANGS = 1000
 """Hang rows of one rank; a machine that hangs harder than this says nothing more."""
+
+
+class Launches(Protocol):
+    """Who wants the launches of each rank besides, from the same reading."""
+
+    def add(self, rank: Rank, experts: I8, uncertain: Mask) -> None:
+        """Of each launch of a warp [L]: experts that it counted (-1: none), time uncertain."""
 
 
 class RankSums:
@@ -43,6 +54,13 @@ class RankSums:
     def __init__(self, rank: Rank, shared: Gathered) -> None:
         """Sum the records of ``rank`` into its own arrays and ``shared`` durations."""
         self.rank = rank
+        self.experts = np.full(len(rank.scan.launches), -1, np.int64)
+        self.in_doubt = np.zeros(len(rank.scan.launches), np.bool_)
+        self._counts = [
+            event.id
+            for event in rank.lut.events.values()
+            if event.name == DISTINCT_EXPERTS and event.kind is Kind.COUNTER
+        ]
         self.shared = shared
         self.sums = Sums(codes_of(rank), shared.numbering)
         self.malformed = Malformed()
@@ -60,6 +78,7 @@ class RankSums:
         records = decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches))
         self.malformed += records.malformed
         uncertain = records.uncertain | rank.scan.launches.unchecked[piece.launches]
+        self.in_doubt[piece.launches] = uncertain
         self.uncertain += int(uncertain.sum())
         self.records += len(records.at)
         if rank.placed is None:
@@ -71,6 +90,7 @@ class RankSums:
         self._add_spans(records, base, rate)
         self._add_prefetches(records, piece, rate)
         self._add_hangs(records, piece, rate)
+        self._add_experts(records, piece)
 
     def _add_blocking(self, records: Records, base: Rows, rate: F8) -> None:
         rows = np.flatnonzero(self.rank.lut.blocks[records.event])
@@ -122,6 +142,12 @@ class RankSums:
         self.shared.early.add(row[early], dur_ns[early])
         self.shared.unseen.update(row[~late & ~early].tolist())
 
+    def _add_experts(self, records: Records, piece: Piece) -> None:
+        for event in self._counts:
+            rows = np.flatnonzero(records.event == event)
+            launch = piece.launches[records.launch[rows]]
+            np.maximum.at(self.experts, launch, records.arg(rows, 0).astype(np.int64))
+
     def _add_hangs(self, records: Records, piece: Piece, rate: F8) -> None:
         rank = self.rank
         launches = rank.scan.launches
@@ -133,7 +159,8 @@ class RankSums:
             warp = int(launches.ring[launch]) % rank.warps
             self.hangs.append(
                 HangRow(
-                    rank=rank.rank,
+                    rank=rank_of(rank.rank),
+                    process=process_of(rank.rank),
                     block=int(launches.ring[launch]) // rank.warps,
                     warp=warp,
                     role=rank.roles[warp],
@@ -149,8 +176,8 @@ class RankSums:
             )
 
 
-def summarise(capture: Capture) -> Report:
-    """The report of a capture.
+def summarise(capture: Capture, launches: Launches | None = None) -> Report:
+    """The report of a capture; ``launches`` is told of those of each rank with a clock.
 
     Medians are exact up to 4 million durations, beyond that within 0.4 %, and the report
     says which. Raises SchemaMismatch and FormatError where a table of events cannot be
@@ -163,6 +190,8 @@ def summarise(capture: Capture) -> Report:
         part = RankSums(load_rank(capture, number, table), shared)
         launch_times(part.rank, part.sums, shared)
         part.run()
+        if launches is not None and part.rank.placed is not None:
+            launches.add(part.rank, part.experts, part.in_doubt)
         parts.append(part)
     return _report(capture, capture.counters(), parts, shared)
 
@@ -172,6 +201,15 @@ def ranks_of(capture: Capture) -> list[int]:
     seen = {number for number, facts in capture.rings.items() if facts.traced}
     seen.update(np.unique(capture.line_index().rank).tolist())
     return sorted(seen)
+
+
+def sms_recorded(capture: Capture) -> SmsRecorded:
+    """Of a capture whose recorder was asked for some SMs: how many left launches."""
+    if sms_asked(capture) is None:
+        return SmsRecorded(None, 0, None)
+    # Headers are of no table, and a table that cannot be read is no matter here.
+    none = EventTable("unknown", ())
+    return sms_of(capture, [load_rank(capture, number, none) for number in ranks_of(capture)])
 
 
 def _report(
@@ -199,7 +237,7 @@ def _report(
         stalls=tuple(row for part in parts for row in stall_rows(samples, part.rank, part.sums)),
         prefetches=prefetch_rows(shared, ranks),
         hangs=tuple(row for part in parts for row in part.hangs),
-        lines_lost=table.lines_lost if capture.complete else None,
+        lines_lost=table.lines_lost if capture.lines_known else None,
         host_records_lost=host_records_lost(capture) if capture.complete else None,
         launches_cut=table.launches_cut,
         tail_words_at_most=table.tail_words_at_most,

@@ -22,12 +22,14 @@ from megatrace.analysis.columns import (
     VERDICTS,
 )
 from megatrace.analysis.lines import I8, Mask, Rows
+from megatrace.analysis.numbers import numbers_of
 from megatrace.analysis.pick import (
     edge_columns,
     edges_ended_by,
     is_one_of,
     launch_columns,
     number_keys,
+    numbers_at,
     of_launch,
     sound_launches,
     warp_columns,
@@ -64,7 +66,8 @@ def first_uses(trace: Trace) -> Uses:
     begin = records["begin_ns"].to_numpy()[rows]
     dur = np.maximum(records["dur_ns"].to_numpy()[rows], 0)
     key = number_keys(
-        *(of_launch(trace, name, rows) for name in ("rank", "block")),
+        numbers_at(trace, rows),
+        of_launch(trace, "block", rows),
         records["edge"].cat.codes.to_numpy()[rows],
         records["slot"].to_numpy()[rows],
     )
@@ -135,7 +138,7 @@ def _verdicts(trace: Trace, uses: Uses, launch: Rows, late_ns: I8) -> NDArray[np
     verdict[late_ns == 0] = _NAMES.index(EARLY)
     verdict[late_ns > 0] = _NAMES.index(LATE)
     cpus = [rank for rank, device in trace.devices.items() if device == "cpu"]
-    verdict[np.isin(trace.launches["rank"].to_numpy()[launch], cpus)] = _NAMES.index(CPU)
+    verdict[np.isin(numbers_of(trace.launches)[launch], cpus)] = _NAMES.index(CPU)
     return verdict.astype(np.int8)
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from megatrace.analysis.frames import empty_launches, empty_records, host_frame, launch_frame
+from megatrace.analysis.frames import (
+    empty_host,
+    empty_launches,
+    empty_records,
+    host_frame,
+    launch_frame,
+)
 from megatrace.analysis.launches import launch_numbers
 from megatrace.analysis.lines import I8, Mask, Rows
 from megatrace.analysis.loss import LossTable
@@ -30,16 +36,20 @@ from megatrace.schema import EventTable
 class Trace:
     """Frames of a capture. Times are ns of each rank's globaltimer, int64.
 
-    ``launches``: rank, block, warp, role, sm, launch, step, kernel, layer, ring, t0_cycles,
-    begin_ns, end_ns, dur_ns (-1 where the closing is gone), clock_error_ns, words,
+    A rank may have had several processes, ``process`` 1, 2 and so on; ``clock``, ``tables`` and
+    ``devices`` are by the number that rank and process are together, for the first of them the
+    rank itself: see :mod:`megatrace.schema.processes`.
+
+    ``launches``: rank, process, block, warp, role, sm, launch, step, kernel, layer, ring,
+    t0_cycles, begin_ns, end_ns, dur_ns (-1 where the closing is gone), clock_error_ns, words,
     lost_lines, complete, time_uncertain.
 
-    ``records``: rank, block, warp, role, launch_row (row of ``launches``), step, kernel,
+    ``records``: rank, process, block, warp, role, launch_row (row of ``launches``), step, kernel,
     layer, event, kind, cause, category, edge, slot (-1: none), begin_ns, dur_ns (0:
     instant, -1: a span whose end is not there), a0, a1 ... (-1: none; ``arg_names`` says
     what they are). Sorted by launch_row, begin_ns, longest first.
 
-    ``host``: event, rank, step, begin_ns, end_ns (-1 where no clock samples tie the host
+    ``host``: event, rank, process, step, begin_ns, end_ns (-1 where no clock samples tie the host
     to the rank), host_begin_ns, host_end_ns, batch_size, tokens, graph, accepted (-1:
     none), text. Ranks without a traced kernel have host events too.
 
@@ -67,7 +77,7 @@ def decode(
     steps: Collection[int] | None = None,
     rings: Collection[int] | None = None,
 ) -> Trace:
-    """Decode the launches of some ranks, steps and rings; of all where None.
+    """Decode the launches of some ranks (numbers), steps and rings; of all where None.
 
     Takes memory for every record: for whole captures there are
     :func:`megatrace.analysis.summarise` and :func:`megatrace.analysis.views.by_step`.
@@ -141,13 +151,33 @@ def trace_of(
         launches=_stack(launches),
         records=records.frame() if records.used else empty_records(),
         host=host,
-        loss=LossTable(tuple(loss), capture.complete, host_records_lost(capture)),
+        loss=LossTable(
+            tuple(loss), capture.complete, host_records_lost(capture), capture.lines_known
+        ),
         clock={rank.rank: rank.clock for rank in ranks if rank.clock is not None},
         tables={rank.rank: rank.table for rank in ranks},
         devices={rank.rank: device_name(rank.facts.device) for rank in ranks},
         arg_names={e.name: own_args(e) for rank in ranks for e in rank.lut.events.values()},
         complete=capture.complete,
         problems=(*capture.problems, *(p for rank in ranks for p in rank.problems)),
+    )
+
+
+def without_records(rank: Rank, uncertain: Mask) -> Trace:
+    """All launches of a rank that has a clock, ``uncertain`` [L] of them in time; no record."""
+    assert rank.placed is not None
+    rows = np.arange(len(uncertain))
+    return Trace(
+        launches=launch_frame(rank, rows, rank.placed, uncertain),
+        records=empty_records(),
+        host=empty_host(),
+        loss=LossTable(()),
+        clock={rank.rank: rank.clock} if rank.clock is not None else {},
+        tables={rank.rank: rank.table},
+        devices={rank.rank: device_name(rank.facts.device)},
+        arg_names={},
+        complete=True,
+        problems=(),
     )
 
 

@@ -11,14 +11,15 @@ import numpy as np
 import pandas as pd
 
 from megatrace.analysis.columns import EXPERT_TRAFFIC, FLOOR
-from megatrace.analysis.lines import I8, Mask
+from megatrace.analysis.lines import I8, Mask, Rows
+from megatrace.analysis.numbers import BOTH, numbers_of
 from megatrace.analysis.pick import is_one_of, launch_columns
 from megatrace.analysis.trace import Trace
 from megatrace.analysis.walls import Walls, launch_times, walls_of, whole_launches
 from megatrace.capture.reader import Capture
 from megatrace.errors import UsageError
 from megatrace.schema import Kind
-from megatrace.schema.processes import rank_text
+from megatrace.schema.processes import number_of, rank_text
 from megatrace.schema.traffic import COPY_BANDWIDTH, DISTINCT_EXPERTS, LAUNCH_BYTES, LaunchBytes
 
 GIVEN = "given"
@@ -138,36 +139,44 @@ def expert_traffic(trace: Trace) -> pd.DataFrame:
 def _experts(trace: Trace, walls: Walls) -> I8:
     """[W] experts that each launch says it hit, the most any block counted; -1: none says."""
     records = trace.records
-    most = np.full(len(walls.first), -1, np.int64)
     counts = is_one_of(records["event"], (DISTINCT_EXPERTS,))
     rows = np.flatnonzero(counts & is_one_of(records["kind"], (Kind.COUNTER,)))
-    if len(rows):
-        wall = walls.of_launch[records["launch_row"].to_numpy()[rows]]
-        np.maximum.at(most, wall, records["a0"].to_numpy()[rows])
+    if not len(rows):
+        return np.full(len(walls.first), -1, np.int64)
+    wall = walls.of_launch[records["launch_row"].to_numpy()[rows]]
+    return _most(walls, wall, records["a0"].to_numpy()[rows])
+
+
+def _most(walls: Walls, wall: Rows, counted: I8) -> I8:
+    """[W] the most of what was ``counted`` [n] in each ``wall`` [n]; -1: nothing."""
+    most = np.full(len(walls.first), -1, np.int64)
+    np.maximum.at(most, wall, counted)
     return most
 
 
-def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
+def floor(trace: Trace, traffic: Traffic, counted: I8 | None = None) -> pd.DataFrame:
     """Launches of kernels that say their bytes, against the time these take; see ``FLOOR``.
 
     Host builds get no fraction, nor do launches of which a recorded warp is missing. Where
     fewer blocks were recorded than the grid has, a launch took no less than they did: its
-    fraction is an upper bound.
+    fraction is an upper bound. ``counted``: the experts of each row of ``launches`` (-1: it
+    counted none), for a trace without its records.
     """
     times = launch_times(trace)
     whole = whole_launches(times)
     # launch_times has a row a wall, in their order.
-    experts = _experts(trace, walls_of(trace))
+    walls = walls_of(trace)
+    experts = _experts(trace, walls) if counted is None else _most(walls, walls.of_launch, counted)
     said, always, each = _said(times, traffic)
     mine = np.flatnonzero(said)
     if not len(mine):
         return FLOOR.empty()
     times, whole, experts = times.iloc[mine], whole[mine], experts[mine]
-    counted = (each[mine] == 0) | (experts >= 0)
-    read = np.where(counted, always[mine] + np.maximum(experts, 0) * each[mine], -1)
+    known = (each[mine] == 0) | (experts >= 0)
+    read = np.where(known, always[mine] + np.maximum(experts, 0) * each[mine], -1)
     dur = times["dur_ns"].to_numpy()
     floor_ns, blocks = np.full((2, len(read)), -1, np.int64)
-    of_rank = times["rank"].to_numpy()
+    of_rank = numbers_of(times)
     for rank in np.unique(of_rank).tolist():
         here = of_rank == rank
         blocks[here] = traffic.blocks.get(rank, -1)
@@ -175,8 +184,8 @@ def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
             per_ns = rate.bytes_per_s / 1e9
             floor_ns[here] = np.where(read[here] >= 0, np.rint(read[here] / per_ns), -1)
     cpus = [rank for rank, device in trace.devices.items() if device == "cpu"]
-    known = whole & (dur > 0) & (floor_ns >= 0) & ~np.isin(of_rank, cpus)
-    columns = {name: times[name] for name in ("rank", "launch_no", "step", "kernel", "layer")}
+    timed = whole & (dur > 0) & (floor_ns >= 0) & ~np.isin(of_rank, cpus)
+    columns = {name: times[name] for name in (*BOTH, "launch_no", "step", "kernel", "layer")}
     return FLOOR.frame(
         {
             **columns,
@@ -184,7 +193,7 @@ def floor(trace: Trace, traffic: Traffic) -> pd.DataFrame:
             "dur_ns": dur,
             "bytes": read,
             "floor_ns": floor_ns,
-            "fraction": np.where(known, floor_ns / np.maximum(dur, 1), -1.0),
+            "fraction": np.where(timed, floor_ns / np.maximum(dur, 1), -1.0),
             "blocks_seen": times["blocks_seen"],
             "blocks": blocks,
             "clock_error_ns": times["clock_error_ns"],
@@ -196,9 +205,9 @@ def _said(times: pd.DataFrame, traffic: Traffic) -> tuple[Mask, I8, I8]:
     """[n] of each launch: whether its kernel says its bytes, those always read, those an expert."""
     said = np.zeros(len(times), bool)
     always, each = np.zeros((2, len(times)), np.int64)
-    groups: Any = times.groupby(["rank", "kernel", "layer"], observed=True).indices
-    for (rank, kernel, layer), rows in groups.items():
-        found = traffic.said.get((int(rank), str(kernel)))
+    groups: Any = times.groupby([*BOTH, "kernel", "layer"], observed=True).indices
+    for (rank, process, kernel, layer), rows in groups.items():
+        found = traffic.said.get((number_of(int(rank), int(process)), str(kernel)))
         if found is not None and 0 <= layer < len(found.always):
             said[rows], always[rows], each[rows] = True, found.always[layer], found.expert[layer]
     return said, always, each

@@ -11,7 +11,7 @@ ns of the rank's globaltimer, -1 is "not known". Captures bigger than memory go 
 from megatrace.analysis.bystep import by_step
 from megatrace.analysis.columns import TABLES, Column, Table
 from megatrace.analysis.hoststeps import step_times
-from megatrace.analysis.path import critical_path
+from megatrace.analysis.path import critical_path, critical_path_sums
 from megatrace.analysis.phases import imbalance, phase_times
 from megatrace.analysis.stalls import stall_classes
 from megatrace.analysis.timeliness import prefetch_timing
@@ -25,6 +25,7 @@ __all__ = [
     "Table",
     "by_step",
     "critical_path",
+    "critical_path_sums",
     "expert_traffic",
     "floor",
     "imbalance",

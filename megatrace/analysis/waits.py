@@ -16,13 +16,13 @@ from megatrace.analysis.pick import (
     is_one_of,
     launch_columns,
     number_keys,
+    numbers_at,
     of_launch,
     warp_columns,
 )
 from megatrace.analysis.trace import Trace
 from megatrace.errors import ClockError
 from megatrace.schema import Cause, Kind
-from megatrace.schema.processes import PROCESSES_APART
 
 FLIGHT_NS = 5_000
 """A publish may take so long to be seen: one that was earlier ended no wait begun after it.
@@ -83,7 +83,7 @@ def _beside(trace: Trace, waiting: Rows, made: Rows) -> tuple[I8, I8]:
     block = np.where(in_block, of_launch(trace, "block", rows), -1)
     slow = _of_the_host_build(trace, rows)
     launch = np.where(slow, of_launch(trace, "launch", rows), -1)
-    key = _keys(trace, rows, of_launch(trace, "rank", rows), block, launch)
+    key = _keys(trace, rows, numbers_at(trace, rows), block, launch)
     # Two SMs are each off by as much.
     slack = np.where(in_block[len(made) :], 0, 2 * _errors(trace, waiting))
     flight = np.where(slow[len(made) :], _NO_BOUND, FLIGHT_NS)
@@ -110,8 +110,7 @@ def _across(trace: Trace, waiting: Rows, made: Rows) -> tuple[I8, I8]:
     rows = np.concatenate([made, waiting])
     slow = _of_the_host_build(trace, rows)
     within = (np.where(slow, of_launch(trace, name, rows), -1) for name in ("step", "layer"))
-    process = of_launch(trace, "rank", rows).astype(np.int64) // PROCESSES_APART
-    key = _keys(trace, rows, process, *within)
+    key = _keys(trace, rows, of_launch(trace, "process", rows), *within)
     slack = doubt + int(their_doubt[known].max())
     flight = np.where(slow[len(made) :], _NO_BOUND, FLIGHT_NS)
     dur = records["dur_ns"].to_numpy()[waiting]
@@ -138,7 +137,7 @@ def _errors(trace: Trace, rows: Rows) -> I8:
 def _on_the_host(trace: Trace, rows: Rows) -> tuple[I8, I8]:
     """Begin of each record on the host's clock, and its error; -1 where nothing ties it."""
     when, doubt = (np.full(len(rows), -1, np.int64) for _ in range(2))
-    rank = of_launch(trace, "rank", rows)
+    rank = numbers_at(trace, rows)
     begin = trace.records["begin_ns"].to_numpy()[rows]
     for number, clock in trace.clock.items():
         mine = rank == number
@@ -152,7 +151,7 @@ def _on_the_host(trace: Trace, rows: Rows) -> tuple[I8, I8]:
 
 def _of_the_host_build(trace: Trace, rows: Rows) -> Mask:
     cpus = [rank for rank, device in trace.devices.items() if device == "cpu"]
-    found: Mask = np.isin(of_launch(trace, "rank", rows), cpus)
+    found: Mask = np.isin(numbers_at(trace, rows), cpus)
     return found
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from megatrace.analysis.columns import LAUNCH_TIMES
 from megatrace.analysis.lines import F8, I8, Mask, Rows
+from megatrace.analysis.numbers import BOTH, numbers_of
 from megatrace.analysis.pick import launch_columns, sound_launches
 from megatrace.analysis.trace import Trace
 
@@ -29,8 +30,7 @@ class Walls:
 def walls_of(trace: Trace) -> Walls:
     """Group the launches of warps by rank and number."""
     launches = trace.launches
-    rank = launches["rank"].to_numpy().astype(np.int64)
-    number = launches["launch"].to_numpy()
+    rank, number = numbers_of(launches), launches["launch"].to_numpy()
     begin, end = launches["begin_ns"].to_numpy(), launches["end_ns"].to_numpy()
     order = np.lexsort((number, rank))
     fresh = np.ones(len(order), bool)
@@ -81,7 +81,7 @@ def launch_times(trace: Trace) -> pd.DataFrame:
             "begin_ns": walls.begin_ns,
             "end_ns": walls.end_ns,
             "dur_ns": np.where(known, walls.end_ns - walls.begin_ns, -1),
-            "gap_ns": _gaps(walls, which["rank"], which["step"]),
+            "gap_ns": _gaps(walls, numbers_of(launches)[walls.first], which["step"]),
             "blocks_seen": np.bincount(blocks, minlength=len(walls.first)),
             "warps_seen": np.bincount(of, minlength=len(walls.first)),
             "whole": lost == 0,
@@ -95,7 +95,7 @@ def whole_launches(times: pd.DataFrame) -> Mask:
 
     A warp whose header is lost left no launch: there are fewer than in the launches beside.
     """
-    usual = times.groupby(["rank", "kernel"], observed=True)["warps_seen"].transform("median")
+    usual = times.groupby([*BOTH, "kernel"], observed=True)["warps_seen"].transform("median")
     whole: Mask = (
         times["whole"] & (times["dur_ns"] >= 0) & (times["warps_seen"] >= usual)
     ).to_numpy()

@@ -127,6 +127,14 @@ class Capture:
         return self.end is not None and bool(self.end.fields.get("recovered"))
 
     @property
+    def lines_known(self) -> bool:
+        """Whether all lines lost are counted: by the recorder, or by ``recover`` from all rings."""
+        if self.end is None or self.complete:
+            return self.complete
+        said = self.end.fields
+        return self.recovered and bool(said.get("session")) and not said.get("rings_gone")
+
+    @property
     def tables(self) -> dict[int, EventTable]:
         """Each rank's table of events. Raises SchemaMismatch, FormatError."""
         return tables_of(self.rings)

@@ -1,11 +1,35 @@
-"""What a capture's recorder was asked to record, in words."""
+"""What a capture's recorder was asked to record, in words; and which rank is asked for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from megatrace.errors import UsageError
+
 if TYPE_CHECKING:
     from megatrace.capture.reader import Capture
+
+_MAX_NAMED = 16
+"""Ranks named where one was asked for that is not there."""
+
+
+def rank_asked(text: str | None, capture: Capture) -> int | None:
+    """The number of a rank of this capture. Raises UsageError, with those that there are."""
+    from megatrace.schema.processes import parse_rank, rank_text
+
+    if text is None:
+        return None
+    there = {row.rank for row in capture.facts("ring")} | set(capture.line_index().rank.tolist())
+    names = [rank_text(number) for number in sorted(there)]
+    more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
+    hint = f"it has {', '.join([*names[:_MAX_NAMED], *more])}" if names else "it has no rank"
+    try:
+        number = parse_rank(text)
+    except ValueError as error:
+        raise UsageError(str(error), hint=hint) from None
+    if number not in there:
+        raise UsageError(f"no rank {text} in {capture.path}", hint=hint)
+    return number
 
 
 def asked_of(capture: Capture) -> dict[str, str]:
@@ -30,17 +54,11 @@ def sms_of(capture: Capture) -> str:
     """``4 of 132 SMs recorded (--sms 0-3)``; "" where all were asked for."""
     if not isinstance(_options(capture).get("sms"), list):
         return ""
-    from megatrace.analysis import rows
-    from megatrace.analysis.rank import load_rank
-    from megatrace.analysis.summary import ranks_of
+    from megatrace.analysis.summary import sms_recorded
     from megatrace.export.select import ranges_text
-    from megatrace.schema import EventTable
 
-    # Headers are of no table, and a table that cannot be read is no matter here.
-    ranks = [load_rank(capture, rank, EventTable("unknown", ())) for rank in ranks_of(capture)]
-    found = rows.sms_of(capture, ranks)
-    of = "" if found.of is None else f" of {found.of:,}"
-    return f"{found.recorded:,}{of} SMs recorded (--sms {ranges_text(found.chosen or ())})"
+    found = sms_recorded(capture)
+    return f"{found.text} (--sms {ranges_text(found.chosen or ())})"
 
 
 def _options(capture: Capture) -> dict[str, Any]:
@@ -56,7 +74,7 @@ def _every(capture: Capture, every_n: object) -> str:
     values = ends.values() if isinstance(ends, dict) else ()
     last = max((n for n in values if isinstance(n, int)), default=0)
     if last < 2:
-        return "auto: every step" if last else "auto"
+        return "auto: every step, as far as the rings had room" if last else "auto"
     return f"auto: 1 step in {last} at the end"
 
 

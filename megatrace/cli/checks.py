@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from megatrace.errors import MegatraceError
-from megatrace.tui.numbers import size_text
+from megatrace.sizes import size_text
 
 SHM = Path("/dev/shm")
 SHM_WANTED_BYTES = 2 << 30

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--fail-on",
     metavar="N%",
     help="Exit with 4 where launches of a layer, or of all, are slower in B by more than this, "
-    "by the lower end of the interval.",
+    "by the lower end of the interval; with 1 where that cannot be decided.",
 )
 @click.option(
     "--top",
@@ -78,35 +78,39 @@ class _Gate:
 
     @classmethod
     def of(cls, found: Comparison, threshold: float) -> _Gate:
-        """A gate that could only pass has decided nothing."""
-        from megatrace.analysis.compare_text import change_sentence
+        """What is slower is a failure, whatever else is missing; else all must be decided."""
+        from megatrace.analysis.compare_text import change_sentence, unjudged_sentence
 
-        a, b = found.a, found.b
-        if a.cpu:
+        if found.a.cpu:
             why = "these captures are of a CPU, whose times get no verdict"
             return cls(threshold, (), why, "gate on captures of a GPU")
-        if a.gpus != b.gpus:
-            why = f"different GPUs: {a.gpu_names} and {b.gpu_names}"
-            return cls(threshold, (), why, "gate on captures of the same machine")
-        if not found.judged:
-            why = "too few launches for any verdict"
-            return cls(threshold, (), why, "record more steps of both")
+        if found.unlike:
+            hint = "gate on captures of the same machine and the same work, recorded alike"
+            return cls(threshold, (), "; ".join(found.unlike), hint)
         slower = found.regressions(threshold)
-        return cls(threshold, tuple(change_sentence(row, found.grown(row)) for row in slower), "")
+        if slower:
+            failed = tuple(change_sentence(row, found.grown(row)) for row in slower)
+            return cls(threshold, failed, "")
+        if found.one_sided:
+            hint = "gate on captures of the same layers"
+            return cls(threshold, (), "; ".join(found.one_sided), hint)
+        if found.unjudged:
+            return cls(threshold, (), unjudged_sentence(found), "record more steps of both")
+        return cls(threshold, (), "")
 
     def say(self, found: Comparison) -> bool:
         """One line, or one a failure; whether it failed. Raises where it decided nothing."""
-        from megatrace.analysis.compare import JUDGED
+        from megatrace.analysis.plain import many
 
         talk = Talk()
         limit = f"{100 * self.threshold:g} %"
         if self.undecided:
-            raise MegatraceError(f"--fail-on {limit}: {self.undecided}", hint=self.hint)
+            raise MegatraceError(f"--fail-on {limit}: undecided: {self.undecided}", hint=self.hint)
         for sentence in self.failed:
             talk.error(f"slower by more than {limit}: {sentence}")
         if not self.failed:
-            judged = sum(row.verdict in JUDGED for row in found.layers)
-            talk.say(f"passed: none of {judged:,} layers is slower by more than {limit}")
+            layers = many(len(found.layers), "layer")
+            talk.say(f"passed: none of {layers} is slower by more than {limit}")
         return bool(self.failed)
 
 

@@ -64,6 +64,7 @@ def command(
     every: bool,
     budget: int | None,
     no_flows: bool,
+    rank: str | None,
     table: TableName | None,
     force: bool,
     strict: bool,
@@ -77,7 +78,8 @@ def command(
     from megatrace.capture.reader import open_capture
     from megatrace.cli.console import print_json, warn_incomplete
 
-    job = _Job(output, Shown.asked(step, steps, every, budget, no_flows), table, force)
+    shown = Shown.asked(step, steps, every, budget, no_flows, rank)
+    job = _Job(output, shown, table, force)
     _check(job)
     with open_capture(file) as capture:
         written = _export(job, capture)
@@ -150,6 +152,7 @@ def _write_perfetto(
 def _write_table(
     job: _Job, trace: Trace, left_out: tuple[str, ...], capture: Capture, progress: Progress
 ) -> _Written:
+    from megatrace.cli.asked import sms_of
     from megatrace.export import export_table
 
     result = export_table(
@@ -163,6 +166,7 @@ def _write_table(
     )
     left_out += result.left_out
     parts = [f"{result.rows:,} rows of {result.table}", result.loss]
+    parts += [sms] if (sms := sms_of(capture)) else []
     if not result.rows and len(trace.host):
         parts.append(f"no kernel was traced: --table host has {len(trace.host):,} rows")
     if left_out:

@@ -9,8 +9,8 @@ import click
 
 from megatrace.cli.console import print_json, print_table
 from megatrace.errors import ExitCode
-from megatrace.schema.processes import number_of, process_of, rank_of, rank_text
-from megatrace.tui.numbers import size_text
+from megatrace.schema.processes import label, process_of, rank_of
+from megatrace.sizes import size_text
 
 if TYPE_CHECKING:
     from megatrace.capture.reader import Capture
@@ -77,9 +77,12 @@ def gather(capture: Capture) -> dict[str, Any]:
         "environment": head.get("environment", {}),
         "ranks": ranks,
         "lines": len(index),
-        "lines_lost": sum(capture.loss.values()) if capture.end else None,
+        "lines_lost": sum(capture.loss.values()) if capture.lines_known else None,
         "host_records_lost": sum(int(r.fields.get("host_lost", 0)) for r in capture.facts("loss")),
-        "facts": [{"rank": row.rank, **row.fields} for row in capture.facts("fact")],
+        "facts": [
+            {"rank": rank_of(row.rank), "process_of_rank": process_of(row.rank), **row.fields}
+            for row in capture.facts("fact")
+        ],
     }
 
 
@@ -126,7 +129,7 @@ def _print_ranks(ranks: list[dict[str, Any]]) -> None:
     keys = ("rank", "device", "blocks", "warps", "layers", "lines", "lines_lost", "table")
     rows = [
         (
-            rank_text(number_of(rank["rank"], rank["process"])),
+            label(rank["rank"], rank["process"]),
             *(str(rank[key]) for key in keys[1:]),
             ",".join(rank["roles"]),
         )
@@ -137,13 +140,13 @@ def _print_ranks(ranks: list[dict[str, Any]]) -> None:
 
 def _print_attached(facts: list[dict[str, Any]]) -> None:
     latest = {
-        (str(fact.get("process")), fact["rank"]): fact["value"]
+        (str(fact.get("process")), fact["process_of_rank"], fact["rank"]): fact["value"]
         for fact in facts
         if fact.get("name") == "attach" and isinstance(fact.get("value"), dict)
     }
-    for (process, rank), value in sorted(latest.items()):
+    for (process, of_rank, rank), value in sorted(latest.items()):
         targets = ", ".join(map(str, value.get("attached") or ())) or "the process alone"
-        of = f"{process} of rank {rank_text(rank)}"
+        of = f"{process} of rank {label(rank, of_rank)}"
         click.echo(f"  {of}: {value.get('state', 'attached')} to {targets}")
         for target, why in (value.get("missed") or {}).items():
             click.echo(f"  {of}: not attached to {target}: {why}")

@@ -51,10 +51,10 @@ def view_offline(file: Path, how: Offline) -> bool:
     with _interrupted_alike(), tempfile.TemporaryDirectory(prefix="megatrace-") as folder:
         trace = Path(folder) / (file.name.removesuffix(".mtr") + _SUFFIX)
         with open_capture(file) as capture:
-            result = _export(how.shown, capture, trace)
+            result, rank = _export(how.shown, capture, trace)
             warn_incomplete(capture)
             complete = capture.complete
-        with OfflineViewer(trace, how.port) as viewer:
+        with OfflineViewer(trace, how.port, rank) as viewer:
             try:
                 _announce(how, result, viewer)
                 viewer.run()
@@ -76,13 +76,16 @@ def _interrupted_alike() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _export(shown: Shown, capture: Capture, trace: Path) -> ExportResult:
+def _export(shown: Shown, capture: Capture, trace: Path) -> tuple[ExportResult, int]:
+    """What was written, and the first rank of it."""
     progress = Progress(Talk())
     progress.begin("decoding")
     try:
         decoded, left_out = decode_asked(shown, capture)
         progress.begin("writing")
-        return write_trace(shown, decoded, left_out, capture, trace, progress)
+        rows = decoded.launches if len(decoded.launches) else decoded.host
+        rank = int(rows["rank"].min()) if len(rows) else 0
+        return write_trace(shown, decoded, left_out, capture, trace, progress), rank
     finally:
         progress.end()
 

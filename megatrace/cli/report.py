@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,10 +75,10 @@ def command(
 
 
 def _tables(capture: Capture, top: int, bandwidth: float | None, as_json: bool) -> str:
-    from megatrace.analysis import summarise, to_text
-    from megatrace.analysis.floors import floors_of
+    from megatrace.analysis import to_text
+    from megatrace.analysis.floors import reported
 
-    report = replace(summarise(capture), floor=floors_of(capture, given(bandwidth)))
+    report = reported(capture, given(bandwidth))
     return report.to_json() + "\n" if as_json else to_text(report, top=top)
 
 

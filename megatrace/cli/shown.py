@@ -32,27 +32,35 @@ class Shown:
     every: bool
     budget: int | None
     flows: bool
+    rank: str | None = None
 
     @classmethod
     def asked(
-        cls, step: int | None, steps: str | None, every: bool, budget: int | None, no_flows: bool
+        cls,
+        step: int | None,
+        steps: str | None,
+        every: bool,
+        budget: int | None,
+        no_flows: bool,
+        rank: str | None = None,
     ) -> Shown:
         """From the values of :func:`shown_options`. Raises UsageError where they disagree."""
         if (step is not None) + (steps is not None) + every > 1:
             raise UsageError(
                 "--step, --steps and --all exclude each other", hint="give one of them"
             )
-        return cls(_range(step, steps), every, budget, not no_flows)
+        return cls(_range(step, steps), every, budget, not no_flows, rank)
 
 
 def shown_options(
     budget_of: str = "Slices at most, default 2,000,000.",
 ) -> Callable[[Command], Command]:
-    """Options ``--step``, ``--steps``, ``--all``, ``--budget`` and ``--no-flows``."""
+    """Options ``--step``, ``--steps``, ``--all``, ``--rank``, ``--budget`` and ``--no-flows``."""
     options = [
         click.option("--step", type=click.IntRange(0), metavar="N", help="This step alone."),
         click.option("--steps", metavar="A:B", help="Steps A to B-1; A:+K is K steps."),
         click.option("--all", "every", is_flag=True, help="Every step with a timeline."),
+        click.option("--rank", metavar="R", help="This rank alone; 0#2 is its second process."),
         click.option(
             "--budget",
             type=click.IntRange(1),
@@ -75,20 +83,22 @@ def decode_asked(
 ) -> tuple[Trace, tuple[str, ...]]:
     """The trace to show and, in phrases, what of the capture is not in it.
 
-    Raises UsageError for steps that the capture does not have, and what decoding raises.
+    Raises UsageError for steps or a rank that the capture does not have, and what decoding
+    raises.
     """
     from megatrace.analysis import decode
     from megatrace.export.capture import steps_recorded
     from megatrace.export.select import ranges_text
 
     steps = shown.steps
-    small = len(capture.line_index()) <= _SMALL_LINES and perfetto
-    ranks, others = None, list[str]()
+    small = len(capture.line_index()) <= _SMALL_LINES and perfetto and shown.rank is None
+    ranks, others = _one_rank(shown.rank, capture)
     if steps is None and not shown.every and not small and table != "host":
-        steps = typical_step(capture)
-        ranks, others = main_process(capture)
+        if ranks is None:
+            ranks, others = main_process(capture)
+        steps = typical_step(capture, ranks)
     if steps is None:
-        return decode(capture), ()
+        return decode(capture, ranks=ranks), tuple(others)
     trace = decode(capture, ranks=ranks, steps=steps)
     # Of a GPU's trace the host is drawn while the GPU's steps last, whatever step it says.
     of_host = table == "host" or not len(capture.line_index())
@@ -96,7 +106,7 @@ def decode_asked(
         there = trace.host["step"]
         trace = replace(trace, host=trace.host[there.isin(steps)])
     if not len(trace.host if of_host else trace.launches):
-        have = there[there > 0].tolist() if of_host else steps_recorded(capture)
+        have = there[there > 0].tolist() if of_host else steps_recorded(capture, ranks)
         raise UsageError(
             f"{capture.path} has {'no host event' if of_host else 'no timeline'} of "
             f"{_steps_text(steps)}",
@@ -135,13 +145,24 @@ def write_trace(
     )
 
 
-def typical_step(capture: Capture) -> range | None:
+def _one_rank(text: str | None, capture: Capture) -> tuple[list[int] | None, list[str]]:
+    """The number of the rank asked for, and a phrase for the others; None: of all there are."""
+    from megatrace.cli.asked import rank_asked
+    from megatrace.schema.processes import rank_text
+
+    number = rank_asked(text, capture)
+    if number is None:
+        return None, []
+    others = {row.rank for row in capture.facts("ring")} - {number}
+    return [number], [f"all but rank {rank_text(number)}"] if others else []
+
+
+def typical_step(capture: Capture, ranks: list[int] | None = None) -> range | None:
     """The step of median duration, from a few warp rings of each rank; None without any."""
     from megatrace.analysis import decode
     from megatrace.analysis.rank import probed_rings
     from megatrace.export.select import select
 
-    ranks = main_process(capture)[0]
     probe = decode(capture, ranks=ranks, rings=probed_rings(capture, ranks))
     steps = select(probe.launches, probe.records, "one", 1 << 62).steps
     return range(steps[0], steps[0] + 1) if steps else None

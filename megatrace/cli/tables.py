@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megatrace.cli.asked import rank_asked
 from megatrace.cli.bandwidth import bandwidth_option, given
+from megatrace.cli.table_notes import refuse_absent, say_floor, say_sms, say_unknown, say_whose
 from megatrace.collect.talk import Talk
 from megatrace.errors import ExitCode, UsageError
 
@@ -25,8 +27,8 @@ _SMALL_LINES = 1 << 18
 """Of fewer lines all is decoded at once, so that tables may look across steps."""
 _MOMENTS = ("begin_ns", "end_ns", "issue_ns", "use_ns", "publish_ns")
 """Columns that are times of globaltimer: 19 digits that nobody reads."""
-_MAX_NAMED = 16
-"""Ranks named where one was asked for that is not there."""
+_PATHS = ("critical_path", "critical_path_sums")
+"""Tables of one step or launch, which need not have a column of the launch."""
 _FORMATS = ("text", "csv", "json", "parquet")
 
 
@@ -95,7 +97,7 @@ def command(
         if name is None:
             _list(format_)
         else:
-            number = _rank(rank, capture)
+            number = rank_asked(rank, capture)
             chosen = _Asked(
                 name, _range(step, steps), launch, layer, number, format_, top, bandwidth
             )
@@ -114,25 +116,6 @@ def _range(step: int | None, steps: str | None) -> range | None:
     return range(*parse_steps(steps)) if steps is not None else None
 
 
-def _rank(text: str | None, capture: Capture) -> int | None:
-    """The number of a rank of this capture. Raises UsageError, with those that there are."""
-    from megatrace.schema.processes import parse_rank, rank_text
-
-    if text is None:
-        return None
-    there = {row.rank for row in capture.facts("ring")} | set(capture.line_index().rank.tolist())
-    names = [rank_text(number) for number in sorted(there)]
-    more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
-    hint = f"it has {', '.join([*names[:_MAX_NAMED], *more])}" if names else "it has no rank"
-    try:
-        number = parse_rank(text)
-    except ValueError as error:
-        raise UsageError(str(error), hint=hint) from None
-    if number not in there:
-        raise UsageError(f"no rank {text} in {capture.path}", hint=hint)
-    return number
-
-
 def _check(asked: _Asked) -> None:
     """Refuse what cannot be printed before any work is done."""
     from megatrace.analysis.columns import FLOOR, TABLES
@@ -144,7 +127,8 @@ def _check(asked: _Asked) -> None:
     columns = {column.name for column in TABLES[asked.name].columns}
     for option in ("launch", "layer"):
         column = "launch_no" if option == "launch" else option
-        if getattr(asked, option) is not None and column not in columns:
+        may = column in columns or (option == "launch" and asked.name in _PATHS)
+        if getattr(asked, option) is not None and not may:
             raise UsageError(f"{asked.name} has no column {column}", hint=f"leave out --{option}")
     if asked.format == "parquet" and sys.stdout.isatty():
         raise UsageError("Parquet is no text", hint="send it to a file: > table.parquet")
@@ -189,6 +173,9 @@ def _print(asked: _Asked, capture: Capture) -> None:
             lost.add(trace.loss.sentence())
         parts.append(_only(asked, make(trace)))
     frame = _joined(parts) if parts else _empty(asked.name)
+    if not len(frame):
+        with_host = asked.name == "step_times"
+        refuse_absent(capture, asked.rank, asked.steps, asked.launch, asked.layer, host=with_host)
     talk = Talk()
     if "cpu" in devices:
         talk.say("device=cpu: times of the host build, which get no verdict")
@@ -197,20 +184,26 @@ def _print(asked: _Asked, capture: Capture) -> None:
     if not len(frame):
         talk.say(f"{asked.name} has no rows: {_why_empty(asked, capture, bool(devices))}")
     elif asked.name == "floor":
-        _say_floor(talk, _traffic(asked, capture), frame)
+        say_floor(talk, _traffic(asked, capture), frame)
+    elif asked.name in _PATHS:
+        what = "" if asked.launch is None else f"launch_no {asked.launch}"
+        say_whose(talk, capture, frame, what, of_all=asked.rank is None)
+        say_unknown(talk, capture, frame)
+    else:
+        say_sms(talk, capture)
     _WRITERS[asked.format](frame, asked)
 
 
 def _traces(asked: _Asked, capture: Capture) -> Iterator[Trace]:
     """All that was asked for at once where that is little, else a step at a time."""
     from megatrace.analysis import decode
-    from megatrace.analysis.views import by_step, critical_path
+    from megatrace.analysis.views import by_step
 
     ranks = None if asked.rank is None else [asked.rank]
     steps: Collection[int] | None = asked.steps
     small = capture.line_count <= _SMALL_LINES
     any_step = steps is None and asked.launch is None
-    if not small and any_step and asked.name == critical_path.__name__:
+    if not small and any_step and asked.name in _PATHS:
         steps = _typical_of(capture, ranks)
     if small and steps is None:
         yield decode(capture, ranks=ranks)
@@ -226,7 +219,7 @@ def _typical_of(capture: Capture, ranks: list[int] | None) -> list[int]:
     from megatrace.analysis.rank import probed_rings
 
     probe = decode(capture, ranks=ranks, rings=probed_rings(capture, ranks))
-    return [_typical(probe)] if len(probe.launches) else []
+    return [_typical(probe)[1]] if len(probe.launches) else []
 
 
 def _traffic(asked: _Asked, capture: Capture) -> Traffic:
@@ -239,7 +232,7 @@ def _maker(asked: _Asked, capture: Capture) -> Callable[[Trace], pd.DataFrame]:
     """Who makes the table of a trace."""
     from megatrace.analysis import views
 
-    if asked.name == views.critical_path.__name__:
+    if asked.name in _PATHS:
         return lambda trace: _path(asked, trace)
     if asked.name == views.floor.__name__:
         traffic = _traffic(asked, capture)
@@ -248,47 +241,40 @@ def _maker(asked: _Asked, capture: Capture) -> Callable[[Trace], pd.DataFrame]:
     return make
 
 
-def _say_floor(talk: Talk, traffic: Traffic, frame: pd.DataFrame) -> None:
-    """What the floor is of, or why there is no fraction."""
-    from megatrace.analysis.floor_text import bounds_text
-    from megatrace.analysis.floors import part_recorded
-
-    if (rate := traffic.shown) is not None:
-        talk.say(f"floor at {rate}")
-    elif traffic.why_not:
-        talk.say(f"no fraction: {traffic.why_not}")
-    for bound in bounds_text(part_recorded(frame), traffic.left_out):
-        talk.say(bound)
-
-
 def _path(asked: _Asked, trace: Trace) -> pd.DataFrame:
     from megatrace.analysis import views
 
+    make: Callable[..., pd.DataFrame] = getattr(views, asked.name)
     launches = trace.launches
     if not len(launches):
         return _empty(asked.name)
     if asked.launch is not None:
         if not (launches["launch"] == asked.launch).any():
             return _empty(asked.name)
-        return views.critical_path(trace, launch_no=asked.launch)
-    step = launches["step"].iloc[0] if asked.steps is not None else _typical(trace)
-    return views.critical_path(trace, step=int(step))
+        return make(trace, launch_no=asked.launch)
+    if asked.steps is not None:
+        return make(trace, step=int(launches["step"].iloc[0]))
+    rank, step = _typical(trace)
+    return make(trace, step=step, rank=rank)
 
 
-def _typical(trace: Trace) -> int:
-    """The step of median duration."""
+def _typical(trace: Trace) -> tuple[int, int]:
+    """The step of median duration, and the number of the rank and process that it is of."""
+    from megatrace.analysis.numbers import numbers_of
+
     launches = trace.launches
     # Of each rank alone: clocks of ranks differ, and so do the times of its processes.
-    by_step = launches.groupby(["rank", "step"]).agg(
+    by_step = launches.groupby([numbers_of(launches), launches["step"]]).agg(
         begin=("begin_ns", "min"), end=("end_ns", "max")
     )
     by_time = (by_step["end"] - by_step["begin"]).sort_values(kind="stable")
-    return int(by_time.index[(len(by_time) - 1) // 2][1])
+    number, step = by_time.index[(len(by_time) - 1) // 2]
+    return int(number), int(step)
 
 
 def _only(asked: _Asked, frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of the launch, layer and steps asked for."""
-    if asked.launch is not None:
+    if asked.launch is not None and "launch_no" in frame:
         frame = frame[frame["launch_no"] == asked.launch]
     if asked.layer is not None:
         frame = frame[frame["layer"] == asked.layer]
@@ -321,28 +307,24 @@ def _why_empty(asked: _Asked, capture: Capture, traced: bool) -> str:
 
 
 def _write_text(frame: pd.DataFrame, asked: _Asked) -> None:
+    from megatrace.analysis.numbers import with_labels
     from megatrace.cli.console import print_table
 
-    head = [str(name) for name in frame.columns]
-    shown, since = _since_the_first(_with_rank_texts(frame.head(asked.top)))
+    shown, since = _since_the_first(with_labels(frame.head(asked.top)))
+    head = [str(name) for name in shown.columns]
     rows = [tuple(map(_cell, row)) for row in shown.itertuples(index=False, name=None)]
     print_table(head, rows)
     talk = Talk()
     if since:
-        talk.say(f"{since} count from the first of the rows; the other formats have them whole")
+        several = "rank" in shown and shown["rank"].nunique() > 1
+        own = ", each rank's on a clock of its own" if several else ""
+        verb = "count" if "," in since else "counts"
+        talk.say(
+            f"{since} {verb} from the first of the rows{own}; the other formats have them whole"
+        )
     if len(frame) > asked.top:
         more = len(frame) - asked.top
         talk.say(f"{more:,} more rows: --top {len(frame)}, or --format csv for all")
-
-
-def _with_rank_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    from megatrace.schema.processes import rank_text
-
-    def text(number: int) -> str:
-        return rank_text(number) if number >= 0 else str(number)
-
-    names = [name for name in ("rank", "from_rank") if name in frame]
-    return frame.assign(**{name: [text(int(n)) for n in frame[name]] for name in names})
 
 
 def _since_the_first(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -8,6 +8,7 @@ import termios
 from dataclasses import dataclass
 
 from megatrace.collect.talk import Talk, is_terminal
+from megatrace.sizes import size_text
 
 REWRITE_EVERY_S = 0.25
 LINE_EVERY_S = 10.0
@@ -33,7 +34,7 @@ class Status:
             f"{self.ranks_live}/{self.ranks} ranks" if self.ranks else "no rank yet",
             f"{self.records:,} records",
             f"{self.lines_lost:,} lines lost",
-            f"{self.size_bytes / 1e6:.0f} MB",
+            size_text(self.size_bytes),
         ]
         if self.every_n > 1:
             parts.append(f"1 step in {self.every_n}")

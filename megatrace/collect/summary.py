@@ -14,6 +14,7 @@ from megatrace.collect.pump import Totals
 from megatrace.collect.source import Source
 from megatrace.collect.talk import Talk
 from megatrace.schema.processes import process_of, rank_of, rank_text
+from megatrace.sizes import size_text
 
 ATTACHED, SILENT = "attached", "silent"
 _NAMED = 4
@@ -187,7 +188,7 @@ def written_line(summary: Summary) -> str:
     errors = [ns for ns in summary.clock_error_ns.values() if math.isfinite(ns)]
     if totals.ranks or errors:
         parts.append(f"host clock ±{max(errors) / 1000:.1f} us" if errors else "host clock unknown")
-    parts.append(f"{summary.size_bytes / 1e6:.1f} MB")
+    parts.append(size_text(summary.size_bytes))
     verb = "wrote" if summary.complete else "incomplete:"
     return f"{verb} {summary.path}: {', '.join(parts)}"
 

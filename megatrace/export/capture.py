@@ -9,6 +9,7 @@ import pandas as pd
 
 from megatrace.analysis import Trace, decode
 from megatrace.analysis.frames import launch_frame
+from megatrace.analysis.numbers import numbers_of
 from megatrace.analysis.rank import load_rank
 from megatrace.analysis.summary import ranks_of
 from megatrace.capture.reader import Capture
@@ -36,17 +37,17 @@ def decode_shown(
     launches = pd.concat(parts, ignore_index=True)
     phrases: list[str] = []
     if steps == "one":
-        mine, phrases = one_process(launches["rank"].to_numpy())
+        mine, phrases = one_process(numbers_of(launches))
         launches = launches[mine]
-        ranks = np.unique(launches["rank"]).tolist()
+        ranks = np.unique(numbers_of(launches)).tolist()
     chosen = chosen_steps(launches, steps)
     left_out = (*phrases, *steps_left_out(launches, chosen))
     return decode(capture, ranks=ranks, steps=chosen), left_out
 
 
-def steps_recorded(capture: Capture) -> list[int]:
+def steps_recorded(capture: Capture, ranks: Collection[int] | None = None) -> list[int]:
     """Ids of the steps with a timeline, sorted. Raises what decoding raises."""
-    return sorted({step for part in _launches(capture, None) for step in part["step"].tolist()})
+    return sorted({step for part in _launches(capture, ranks) for step in part["step"].tolist()})
 
 
 def _launches(capture: Capture, ranks: Collection[int] | None) -> list[pd.DataFrame]:

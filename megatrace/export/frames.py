@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from megatrace.analysis import Trace
+from megatrace.analysis.numbers import numbers_of
 from megatrace.export.slices import I4
 from megatrace.export.timeline import Timeline
 from megatrace.export.wire import I8, Mask
@@ -67,8 +68,8 @@ class RankRecords:
 class Rank:
     """One rank: what it ran, and what its warps said meanwhile.
 
-    ``launch_rows`` and ``record_rows`` are the rows of the trace's frames that
-    ``launches`` and ``records`` are.
+    ``rank`` is its number, which says the process too; ``launch_rows`` and ``record_rows`` are
+    the rows of the trace's frames that ``launches`` and ``records`` are.
     """
 
     rank: int
@@ -83,7 +84,7 @@ class Rank:
 def ranks(trace: Trace, chosen: Mask, axis: Timeline) -> Iterator[Rank]:
     """Each rank with launches among the ``chosen`` rows of ``trace.launches``."""
     frame = trace.launches
-    of_launch = frame["rank"].to_numpy()
+    of_launch = numbers_of(frame)
     owner = trace.records["launch_row"].to_numpy()
     for rank in np.unique(of_launch[chosen]).tolist():
         rows = np.flatnonzero(chosen & (of_launch == rank))

@@ -9,8 +9,9 @@ import pandas as pd
 
 from megatrace import __version__
 from megatrace.analysis import Report, decode, summarise
-from megatrace.analysis.floor_text import bounds_text
+from megatrace.analysis.floor_text import COPY_NOTE, bounds_text
 from megatrace.analysis.floors import why_not
+from megatrace.analysis.numbers import BOTH, with_labels
 from megatrace.analysis.traffic import Bandwidth, Traffic
 from megatrace.analysis.windows import Progress, windows
 from megatrace.capture.reader import Capture
@@ -19,6 +20,8 @@ from megatrace.export.about import clock_texts, loss_text
 from megatrace.export.html_page import Fold, Note, Page, Section, to_html
 from megatrace.export.html_tables import PageTables, gather
 from megatrace.export.output import check_output, output_file
+from megatrace.schema.processes import label
+from megatrace.sizes import size_text
 
 CPU_NOTE = (
     "cpu: times are of the host build on a CPU. Order and logic are real, speed is not: nothing "
@@ -38,7 +41,7 @@ class HtmlResult:
 
     def sentence(self) -> str:
         """``7 plots of 12 launches, 4.9 MB; nothing lost``."""
-        size = f"{self.size_bytes / 1e6:.1f} MB"
+        size = size_text(self.size_bytes)
         plots = f"{self.plots} plot" + "s" * (self.plots != 1)
         return f"{plots} of {self.launches:,} launches, {size}; {self.loss}"
 
@@ -153,10 +156,11 @@ def _notes(report: Report, tables: PageTables) -> list[Note]:
         notes.append(Note(f"{launches} launches: what is seen here may be chance."))
     if report.hangs:
         hang = report.hangs[0]
+        of = f" of rank {label(hang.rank, hang.process)}" if report.processes > 1 else ""
         notes.append(
             Note(
                 f"{len(report.hangs):,} waits outlasted their bound; the first: {hang.role} of "
-                f"block {hang.block} on SM {hang.sm} waits for {hang.event}, slot {hang.slot}.",
+                f"block {hang.block} on SM {hang.sm}{of} waits for {hang.event}, slot {hang.slot}.",
                 bad=True,
             )
         )
@@ -169,7 +173,8 @@ _NO_LAUNCH = "No launch with a timeline in this capture."
 def _stalls(tables: PageTables) -> Section:
     says = (
         "Where the time of each layer's warps goes: for what they wait, or that they do not. All "
-        "of a launch counts, from its first warp in to its last warp out, so each bar is whole."
+        "of a launch counts, from its first warp in to its last warp out, so each bar is whole. "
+        "Not waiting has waits in it that leave no record: block barriers, cp.async, wgmma."
     )
     shown = figures.stalls_by_layer(tables) if len(tables.stalls) else ()
     rows = _shares(tables.stalls, ["kernel", "layer", "role"])
@@ -200,6 +205,7 @@ def _floor(tables: PageTables) -> Section:
     )
     if floors.bandwidth_bytes_per_s:
         says += f" At {floors.bandwidth_bytes_per_s / 1e12:.2f} TB/s, {floors.bandwidth_from}."
+        says += f" {COPY_NOTE}"
     if floors.rows:
         says += f" All together: {100 * floors.fraction:.0f} %."
     for bound in bounds_text(floors.part_recorded, floors.left_out):
@@ -238,6 +244,8 @@ def _waits(tables: PageTables) -> Section:
     waits = tables.waits
     shown = figures.sync_waits(tables) if len(waits) else ()
     unknown = int(waits["count"][waits["from_block"] < 0].sum())
+    if len(tables.heat[BOTH].drop_duplicates()) > 1:
+        says += " Blocks of one number count together, whatever their rank."
     if unknown:
         count = int(waits["count"].sum())
         says += f" Of {count:,} waits {unknown:,} were ended by a block that was not recorded."
@@ -253,7 +261,7 @@ def _waits(tables: PageTables) -> Section:
 def _heat(tables: PageTables) -> Section:
     says = "Share of the time of each role's warps on each SM: waiting, or one class of it."
     shown = figures.sm_heat(tables) if len(tables.heat) else ()
-    rows = _shares(tables.heat, ["rank", "sm", "role"])
+    rows = with_labels(_shares(tables.heat, [*BOTH, "sm", "role"]))
     return Section("sms", "SMs by role", says, shown, _NO_LAUNCH,
                    [Fold("Time by SM, role and class", rows)])  # fmt: skip
 
@@ -265,19 +273,19 @@ def _steps(tables: PageTables) -> Section:
     )
     shown = figures.step_times(tables) if len(tables.steps) else ()
     wide = tables.steps.pivot_table(
-        index=["rank", "step"], columns="series", values="dur_ns", aggfunc="sum"
+        index=[*BOTH, "step"], columns="series", values="dur_ns", aggfunc="sum"
     )
-    rows = (wide / _US).add_suffix(" us").reset_index()
+    rows = with_labels((wide / _US).add_suffix(" us").reset_index())
     return Section("steps", "Steps", says, shown, "No step in this capture.",
                    [Fold("Steps", rows)])  # fmt: skip
 
 
 def _loss(report: Report) -> Section:
     says = "What is missing, and how well the times are known. Times in us unless they say."
-    loss = pd.DataFrame([asdict(row) for row in report.loss]).drop(
-        columns="malformed_by", errors="ignore"
+    loss = with_labels(pd.DataFrame([asdict(row) for row in report.loss])).drop(
+        columns=["malformed_by", "never_closed"], errors="ignore"
     )
-    clocks = pd.DataFrame([asdict(row) for row in report.clocks])
+    clocks = with_labels(pd.DataFrame([asdict(row) for row in report.clocks]))
     events = pd.DataFrame([asdict(row) for row in report.events])
     if len(events):
         events = events.sort_values("total_us", ascending=False)

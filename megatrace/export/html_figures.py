@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from megatrace.analysis.numbers import numbers_of
 from megatrace.analysis.report import Floors
 from megatrace.export.html_tables import BINS_NS, CLASSES, WAITS, PageTables
 from megatrace.schema.processes import rank_text
@@ -168,10 +169,11 @@ def sync_waits(tables: PageTables) -> list[Figure]:
 def sm_heat(tables: PageTables) -> list[Figure]:
     """SM by role, the share of the warps' time waiting and in each class; for each rank."""
     heat = tables.heat
-    ranks = sorted(heat["rank"].unique())
+    number = numbers_of(heat)
+    ranks = np.unique(number).tolist()
     figures = []
     for rank in ranks:
-        cells = heat[heat["rank"] == rank].groupby(["role", "sm", "class"])["dur_ns"].sum()
+        cells = heat[number == rank].groupby(["role", "sm", "class"])["dur_ns"].sum()
         wide = cells.unstack("class", fill_value=0)
         total = wide.sum(axis=1)
         of = f"rank {rank_text(rank)}: " if len(ranks) > 1 else ""
@@ -240,9 +242,10 @@ def floors_by_layer(floors: Floors) -> list[Figure]:
 def step_times(tables: PageTables) -> list[Figure]:
     """Time of each step: the host's, and of the GPU from first launch in to last out."""
     steps = tables.steps
+    number = numbers_of(steps)
     figures = []
-    for rank in sorted(steps["rank"].unique()):
-        mine = steps[steps["rank"] == rank]
+    for rank in np.unique(number).tolist():
+        mine = steps[number == rank]
         data: list[Json] = []
         for at, (name, rows) in enumerate(mine.groupby("series", sort=False)):
             x, y = _thinned(rows["step"].to_numpy(float), rows["dur_ns"].to_numpy(float) / 1e3)
@@ -271,8 +274,8 @@ def _heat(
         "hovertemplate": hover + "<extra></extra>", "meta": {"heat": True}, **_gaps(len(x)),
         "colorbar": {"title": {"text": unit, "side": "right"}}, 
     }  # fmt: skip
-    if top is not None:
-        trace |= {"zmin": 0, "zmax": top}
+    # From 0 on: a scale that begins at the least makes nothing of it.
+    trace |= {"zmin": 0, "zmax": top or float(np.nanmax(z, initial=0)) or 1.0}
     layout = _layout(
         height=min(900, 130 + 26 * max(3, len(y))),
         xaxis={"title": {"text": across}, "type": "category", "nticks": 2 * _FEW},

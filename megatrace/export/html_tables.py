@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from megatrace.analysis import Trace, views
 from megatrace.analysis import columns as c
 from megatrace.analysis.floors import floors
+from megatrace.analysis.numbers import BOTH
 from megatrace.analysis.report import Floors
 from megatrace.analysis.traffic import Traffic
 from megatrace.analysis.walls import whole_launches
@@ -21,7 +22,7 @@ CLASSES = (*WAITS, c.BEFORE_START, c.TAIL, c.UNKNOWN, c.NOT_WAITING)
 """In the order of a bar's pieces: what is waited for, then the rest."""
 BINS_NS: NDArray[np.float64] = 10.0 ** (np.arange(10, 91) / 10)
 """Edges of the histograms: ten a decade, from 10 ns to 1 s."""
-PER_LAUNCH = ["rank", "launch_no", "step", "kernel", "layer", "dur_ns"]
+PER_LAUNCH = [*BOTH, "launch_no", "step", "kernel", "layer", "dur_ns"]
 DEVICE_SERIES = "launches, first in to last out"
 
 NOT_ASKED = Traffic({}, None)
@@ -33,12 +34,13 @@ Counts = NDArray[np.int64]
 class PageTables:
     """Sums over all windows. Durations are ns.
 
-    ``stalls``: kernel, layer, role, class, dur_ns. ``heat``: rank, sm, role, class, dur_ns.
+    ``stalls``: kernel, layer, role, class, dur_ns. ``heat``: rank, process, sm, role, class,
+    dur_ns.
     ``waits``: event, edge, role, layer, block, from_block (-1: not known), dur_ns, count.
     ``launches``: kernel, layer, launches, p5_us, q1_us, median_us, q3_us, p95_us, of launches
     without loss. ``prefetch``: kernel and event -> counts [late | early, bins].
-    ``timing``: kernel, layer, event, verdict, count, late_ns. ``steps``: rank, series, step,
-    dur_ns.
+    ``timing``: kernel, layer, event, verdict, count, late_ns. ``steps``: rank, process,
+    series, step, dur_ns.
     """
 
     stalls: pd.DataFrame
@@ -85,14 +87,15 @@ def gather(
         launches=_boxes(parts.launches),
         prefetch=parts.prefetch,
         timing=_sum(parts.timing, _TIMING, ["count", "late_ns"]),
-        steps=_sum([*parts.steps, _host_steps(hosts)], ["rank", "series", "step"], ["dur_ns"]),
+        steps=_sum([*parts.steps, _host_steps(hosts)], _STEPS, ["dur_ns"]),
         windows=parts.windows,
         floors=floors(parts.floors, traffic, why_no_floor),
     )
 
 
 _STALLS = ["kernel", "layer", "role", "class"]
-_HEAT = ["rank", "sm", "role", "class"]
+_HEAT = [*BOTH, "sm", "role", "class"]
+_STEPS = [*BOTH, "series", "step"]
 _WAITS = ["event", "edge", "role", "layer", "block", "from_block"]
 _TIMING = ["kernel", "layer", "event", "verdict"]
 
@@ -156,7 +159,7 @@ def _boxes(parts: list[pd.DataFrame]) -> pd.DataFrame:
 
 def _device_steps(times: pd.DataFrame) -> pd.DataFrame:
     known = times[(times["end_ns"] >= 0) & (times["step"] > 0)]
-    ends = known.groupby(["rank", "step"]).agg(begin=("begin_ns", "min"), end=("end_ns", "max"))
+    ends = known.groupby([*BOTH, "step"]).agg(begin=("begin_ns", "min"), end=("end_ns", "max"))
     ends["dur_ns"] = ends["end"] - ends["begin"]
     return ends[["dur_ns"]].reset_index().assign(series=DEVICE_SERIES)
 
@@ -165,4 +168,4 @@ def _host_steps(trace: Trace) -> pd.DataFrame:
     steps = views.step_times(trace)
     mine = steps[steps["stage"].astype(str) != ""]
     series = "host: " + mine["stage"].astype(str)
-    return mine[["rank", "step", "dur_ns"]].assign(series=series)
+    return mine[[*BOTH, "step", "dur_ns"]].assign(series=series)

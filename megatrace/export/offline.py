@@ -77,13 +77,13 @@ class OfflineViewer:
         link: What to open: good for one browser, then used up.
     """
 
-    def __init__(self, trace: Path, port: int = 0) -> None:
-        """Listen on ``port``, any free one for 0.
+    def __init__(self, trace: Path, port: int = 0, rank: int = 0) -> None:
+        """Listen on ``port``, any free one for 0; ``rank`` is the first that the trace has.
 
         Raises MegatraceError where the viewer is not installed, UsageError where the port
         is taken or not this user's to use.
         """
-        site = _Site(trace, ui_folder())
+        site = _Site(trace, ui_folder(), rank)
         try:
             self._server = _Server(port, site)
         except OSError as error:
@@ -114,7 +114,8 @@ class OfflineViewer:
 class _Site:
     """What is served, and to whom."""
 
-    def __init__(self, trace: Path, folder: Path) -> None:
+    def __init__(self, trace: Path, folder: Path, rank: int) -> None:
+        self.rank = rank
         self.token = secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
         self._unused = True
@@ -269,7 +270,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers["Set-Cookie"] = cookie
         root = f"http://{host}"
         # The name that the browser used: through a tunnel the port may be another.
-        headers["Location"] = viewer_address(root + _UI.rstrip("/"), root + site.trace)
+        headers["Location"] = viewer_address(root + _UI.rstrip("/"), root + site.trace, site.rank)
         self._head(HTTPStatus.SEE_OTHER, _PLAIN, 0, headers)
 
     def _send(self, file: _File) -> None:

@@ -39,6 +39,7 @@ class ExportResult:
         host_error_ns: How far off a time of the host may be; None where it is not shown.
         loss: What the capture itself lacks, in words.
         problems: What else was wrong with the capture.
+        recorded: What was recorded, where that is a part alone; else "".
     """
 
     path: Path
@@ -55,10 +56,12 @@ class ExportResult:
     host_error_ns: float | None
     loss: str
     problems: tuple[str, ...]
+    recorded: str = ""
 
     def sentence(self) -> str:
         """One line for the end of a command."""
         parts = [f"{self.slices:,} slices of {steps_text(self.steps)}", self.loss]
+        parts += [self.recorded] if self.recorded else []
         if self.left_out:
             parts.append("left out: " + ", ".join(self.left_out))
         if self.misplaced:
@@ -120,6 +123,7 @@ def export_perfetto(
         host_error_ns=picture.host_error_ns,
         loss=picture.facts["loss"],
         problems=trace.problems,
+        recorded=recorded,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from megatrace import __version__
 from megatrace.analysis import Trace
+from megatrace.analysis.numbers import numbers_of
 from megatrace.export.about import clock_texts, draw_about, loss_text, steps_text
 from megatrace.export.edges import Placed, draw_flows
 from megatrace.export.frames import ranks
@@ -95,7 +96,7 @@ def draw(
     what the recorder did, where it was asked for a part alone.
     """
     chosen = select(trace.launches, trace.records, options.steps, options.budget)
-    of_launch = trace.launches["rank"].to_numpy()[chosen.launches]
+    of_launch = numbers_of(trace.launches)[chosen.launches]
     axis = timeline(trace.clock, np.unique(of_launch).tolist())
     scene = Scene()
     on_axis = list(ranks(trace, chosen.launches, axis))
@@ -143,9 +144,9 @@ def _rank_names(trace: Trace) -> dict[int, str]:
 
     Of a second process ``rank 0#2``.
     """
-    ranks = [*trace.launches["rank"].unique().tolist(), *trace.tables]
+    ranks = [*np.unique(numbers_of(trace.launches)).tolist(), *trace.tables]
     if len(trace.host):
-        ranks += trace.host["rank"].unique().tolist()
+        ranks += np.unique(numbers_of(trace.host)).tolist()
     digits = len(str(max(map(rank_of, ranks), default=0)))
     zeros = {rank: "0" * (digits - len(str(rank_of(rank)))) for rank in ranks}
     return {rank: f"rank {zeros[rank]}{rank_text(rank)}" for rank in ranks}
@@ -162,10 +163,13 @@ def _draw_hosts(
     begin = axis.host(host["host_begin_ns"].to_numpy())
     end = axis.host(host["host_end_ns"].to_numpy())
     during: Mask = (begin <= last) & (end >= first)
-    shown = during | host["step"].isin(chosen.steps).to_numpy()
+    # A step of another process has the same id, and is of another time.
+    processes = trace.launches["process"][chosen.launches].unique()
+    named: Mask = (host["step"].isin(chosen.steps) & host["process"].isin(processes)).to_numpy()
+    shown = during | named
     if not axis.clocks:
         shown[:] = True
-    of_rank = host["rank"].to_numpy()
+    of_rank = numbers_of(host)
     return {
         rank: draw_host(scene, names[rank], host[shown & (of_rank == rank)], axis)
         for rank in np.unique(of_rank[shown]).tolist()

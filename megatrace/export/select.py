@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from megatrace.analysis.numbers import BOTH, numbers_of
 from megatrace.errors import UsageError
 from megatrace.export.wire import I8, Mask
 from megatrace.schema.processes import PROCESSES_APART, rank_text
@@ -45,7 +46,7 @@ def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: 
     chosen: Mask = np.ones(len(launches), np.bool_)
     left_out: list[str] = []
     if steps == "one":
-        chosen, left_out = one_process(launches["rank"].to_numpy())
+        chosen, left_out = one_process(numbers_of(launches))
     wanted = chosen_steps(launches[chosen], steps)
     left_out += steps_left_out(launches[chosen], wanted)
     step, begin = launches["step"].to_numpy(), launches["begin_ns"].to_numpy()
@@ -61,7 +62,7 @@ def select(launches: pd.DataFrame, records: pd.DataFrame, steps: Steps, budget: 
 
 
 def one_process(rank: NDArray[Any]) -> tuple[Mask, list[str]]:
-    """Rows of the process that most of ``rank`` is of, and a phrase for the others.
+    """Rows of the process that most of ``rank`` (numbers) is of, and a phrase for the others.
 
     Their steps are numbered alike, and have nothing to do with each other.
     """
@@ -112,7 +113,7 @@ def steps_left_out(launches: pd.DataFrame, chosen: list[int]) -> tuple[str, ...]
 
 def _typical(launches: pd.DataFrame) -> int:
     """The step of median duration among the complete ones; of all, where none is."""
-    by_rank = launches.groupby(["rank", "step"]).agg(
+    by_rank = launches.groupby([*BOTH, "step"]).agg(
         begin=("begin_ns", "min"),
         end=("end_ns", "max"),
         whole=("complete", "all"),
@@ -139,12 +140,12 @@ def within(
     if cost[chosen].sum() <= budget:
         return chosen, ()
     number = launches["launch"].to_numpy()
-    rank = launches["rank"].to_numpy().astype(np.int64)
+    rank = numbers_of(launches)
     rows = np.flatnonzero(chosen)
     _, group = np.unique(np.stack([rank[rows], number[rows]]), axis=1, return_inverse=True)
     group = group.ravel()
     # Clocks of ranks differ: each counts from its own first launch.
-    begin = launches["begin_ns"] - launches.groupby("rank")["begin_ns"].transform("min")
+    begin = launches["begin_ns"] - launches.groupby(rank)["begin_ns"].transform("min")
     kept = _first_groups(group, begin.to_numpy()[rows], cost[rows], budget)
     mask = np.zeros(len(launches), np.bool_)
     mask[rows[kept[group]]] = True

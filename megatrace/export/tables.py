@@ -14,6 +14,7 @@ import pandas as pd
 
 from megatrace.analysis import Trace
 from megatrace.analysis.columns import CLASSES
+from megatrace.analysis.numbers import numbers_of
 from megatrace.analysis.stalls import class_times
 from megatrace.analysis.timeliness import Uses, first_uses, prefetch_timing
 from megatrace.analysis.waits import Arrivals, last_arrivers, sync_waits
@@ -21,6 +22,7 @@ from megatrace.analysis.walls import launch_times
 from megatrace.export.frames import Rank
 from megatrace.export.scene import Scene
 from megatrace.export.wire import I8, Mask
+from megatrace.schema.processes import rank_of
 
 _LAUNCH_COUNTS = ("blocks_seen", "warps_seen", "clock_error_ns")
 
@@ -59,7 +61,7 @@ class Tables:
 def tell_launches(scene: Scene, rank: Rank, tables: Tables, numbers: I8, rows: I8) -> None:
     """Say of the slices ``rows`` what the table says of launches ``numbers``."""
     table = tables.launch_times
-    table = table[table["rank"].to_numpy() == rank.rank].set_index("launch_no").loc[numbers]
+    table = table[numbers_of(table) == rank.rank].set_index("launch_no").loc[numbers]
     begin, end, dur = (table[name].to_numpy() for name in ("begin_ns", "end_ns", "dur_ns"))
     scene.arg(rows, "launch", numbers)
     scene.arg(rows, "step", table["step"].to_numpy())
@@ -117,10 +119,11 @@ def tell_waits(scene: Scene, rank: Rank, tables: Tables, row_of_record: I8) -> N
     block, of = table["from_block"].to_numpy(), table["from_rank"].to_numpy()
     known = block >= 0
     scene.arg(rows[~known], "from_nobody_known", 1)
-    scene.arg(rows, "from_rank", np.where(of != rank.rank, of, -1))
+    other = of != rank_of(rank.rank)
+    scene.arg(rows, "from_rank", np.where(other, of, -1))
     scene.arg(rows, "from_block", block)
     wanders = _wanders(rank)
-    here = known & (of == rank.rank) & (block < len(wanders))
+    here = known & ~other & (block < len(wanders))
     told = here & ~wanders[np.where(here, block, 0)]
     scene.arg(rows, "from_sm", np.where(told, -1, table["from_sm"].to_numpy()))
     scene.arg(rows, "from_warp", table["from_warp"].to_numpy())
@@ -140,7 +143,7 @@ def _edges_by_event(trace: Trace) -> dict[str, str]:
 
 def _drawn(table: pd.DataFrame, rows: I8, rank: Rank) -> tuple[pd.DataFrame, I8]:
     """The rows of ``table`` that are of ``rank`` and drawn, and their slices."""
-    mine = np.flatnonzero((rows >= 0) & (table["rank"].to_numpy() == rank.rank))
+    mine = np.flatnonzero((rows >= 0) & (numbers_of(table) == rank.rank))
     return table.iloc[mine], rows[mine]
 
 

@@ -12,6 +12,7 @@ from megatrace.paths import asset_dir
 
 _PACKAGE = "megatrace"
 _MODULE_PREFIX = "@"
+_FIRST_RANK = "rank 0*0"
 _INCLUDE = re.compile(r"^INCLUDE PERFETTO MODULE megatrace\.(\w+);\n+", re.MULTILINE)
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
@@ -35,29 +36,35 @@ def sql_text() -> str:
     return _COMMENT.sub("", _INCLUDE.sub("", text))
 
 
-def startup_commands() -> list[dict[str, object]]:
+def startup_commands(rank: int = 0) -> list[dict[str, object]]:
     """What the viewer runs when it opens a trace: rows to expand and to pin, views, tables.
 
     From ``viewers/perfetto/startup.json``; an argument ``@megatrace`` there stands for
-    :func:`sql_text`.
+    :func:`sql_text`, and ``rank 0`` for ``rank``, the first that the trace has.
     """
     text = (sql_package().parent / "startup.json").read_text()
     commands: list[dict[str, object]] = json.loads(text)
     for command in commands:
         args = command["args"]
         assert isinstance(args, list)
-        command["args"] = [sql_text() if arg == _MODULE_PREFIX + _PACKAGE else arg for arg in args]
+        command["args"] = [
+            sql_text()
+            if arg == _MODULE_PREFIX + _PACKAGE
+            else str(arg).replace(_FIRST_RANK, f"rank 0*{rank}")
+            for arg in args
+        ]
     return commands
 
 
-def viewer_address(root: str, trace_url: str) -> str:
+def viewer_address(root: str, trace_url: str, rank: int = 0) -> str:
     """The address that opens ``trace_url`` in the viewer served at ``root``.
 
-    Both must be of one origin: the viewer's content security policy allows no other.
+    ``rank`` is the first that the trace has. Both must be of one origin: the viewer's content
+    security policy allows no other.
     """
     query = {
         "url": trace_url,
         "hideSidebar": "true",
-        "startupCommands": json.dumps(startup_commands(), separators=(",", ":")),
+        "startupCommands": json.dumps(startup_commands(rank), separators=(",", ":")),
     }
     return f"{root}/#!/?{urlencode(query)}"

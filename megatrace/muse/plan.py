@@ -17,10 +17,10 @@ from megatrace.schema.traffic import LaunchBytes
 
 WORK_BYTES = 72 * 1024
 """A block's scratch memory: ``kWorkBytes``."""
-GATE_BYTES, INPUT_BYTES, SAID_BYTES = 1536, 512, 256
+GATE_BYTES, INPUT_BYTES, OUTPUT_BYTES = 1536, 512, 256
 """What 128 columns of a row take of it at a gate, before the experts, and of each expert after."""
-REST_BYTES = 4096
-"""What the experts keep of it until all are done: ``Rests``."""
+PARTIALS_BYTES = 4096
+"""What the experts keep of it until all are done: ``Partials``."""
 
 ExpertKind = Literal["bf16", "nvfp4"]
 """How the weights of a layer's experts are stored."""
@@ -57,8 +57,8 @@ def scratch_bytes(model: MuseConfig, rows: int, blocks: int) -> int:
     hidden, width = (
         -(-rows * columns // CHUNK // blocks) for columns in (model.hidden, model.expert_width)
     )
-    said = width * model.top_k * SAID_BYTES + REST_BYTES
-    return max(hidden * GATE_BYTES, width * INPUT_BYTES, said)
+    outputs = width * model.top_k * OUTPUT_BYTES + PARTIALS_BYTES
+    return max(hidden * GATE_BYTES, width * INPUT_BYTES, outputs)
 
 
 @dataclass(frozen=True, slots=True)

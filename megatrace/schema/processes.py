@@ -1,15 +1,15 @@
 """Several processes of one rank in one session: one number for both, one text in every view.
 
 A rank restarts, a warm-up process runs before it, a test suite starts it anew each time:
-each such process has a ring, launches, steps and a clock of its own. Wherever a ``rank``
-is a number (captures, tables, SQL) it is both of them, so that whatever was grouped or
-joined by it stays right::
+each such process has a ring, launches, steps and a clock of its own. In captures, and inside
+of this package, one number says both, so that what is keyed by it stays right::
 
     number = PROCESSES_APART * (process - 1) + rank       process counts from 1
 
-and wherever it is a text it is ``0`` for the first process of rank 0, ``0#2`` for the second.
-Processes of several ranks that ran together have the same ``process``: a rank that was not
-there the first time begins with ``1#2``.
+Whatever is read by others says them apart: tables, SQL and JSON as ``rank`` and ``process``
+(``process_of_rank`` where ``process`` is the name of a program), texts as ``0`` for the first
+process of rank 0, ``0#2`` for the second. Processes of several ranks that ran together have
+the same ``process``: a rank that was not there the first time begins with ``1#2``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ def process_of(number: int) -> int:
 
 def rank_text(number: int) -> str:
     """``0``, or ``0#2`` for a second process of rank 0."""
-    process = process_of(number)
-    return str(rank_of(number)) + (f"#{process}" if process > 1 else "")
+    return label(rank_of(number), process_of(number))
+
+
+def label(rank: int, process: int) -> str:
+    """The same of the two apart."""
+    return str(rank) + (f"#{process}" if process > 1 else "")
 
 
 def count_text(numbers: Iterable[int]) -> str:
@@ -52,7 +56,7 @@ def count_text(numbers: Iterable[int]) -> str:
 
 
 def parse_rank(text: str) -> int:
-    """The number of ``0`` or ``0#2``; a plain number is taken as it is.
+    """The number of ``0`` or ``0#2``.
 
     Raises ValueError for what is neither, or more than a capture can hold.
     """
@@ -60,7 +64,6 @@ def parse_rank(text: str) -> int:
     parts = [rank, process] if mark else [rank]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise ValueError(f"{text!r} is no rank")
-    most = MAX_RANK if mark else number_of(MAX_RANK, MAX_PROCESSES)
-    if int(rank) > most or (mark and not 1 <= int(process) <= MAX_PROCESSES):
+    if int(rank) > MAX_RANK or (mark and not 1 <= int(process) <= MAX_PROCESSES):
         raise ValueError(f"{text!r} is no rank")
-    return number_of(int(rank), int(process)) if mark else int(rank)
+    return number_of(int(rank), int(process) if mark else 1)

@@ -234,10 +234,16 @@ class LayerScreen(Screen[None]):
         if capture is None:
             self.notify(LIVE_HINT)
             return
-        rank = self._rank
-        if rank is None:
-            rank = self._frame.ranks[0] if self._frame is not None and self._frame.ranks else 0
+        rank = self._rank if self._rank is not None else self._first_rank()
         self.app.push_screen(TimelineScreen(capture, rank, self.of_layer, sm=sm, role=role))
+
+    def _first_rank(self) -> int:
+        """The first that has this layer in what is shown: not every rank has every step."""
+        frame = self._frame
+        if frame is None or not frame.ranks:
+            return 0
+        ran = frame.launches[:, frame.layers.index(self.of_layer)].sum(axis=1) > 0
+        return frame.ranks[int(ran.argmax())]
 
 
 def _event_cell(

@@ -128,7 +128,8 @@ Columns
                space        no free stage: the consumer is behind
                input        another block has not handed over
                peer         another GPU has not
-               not waiting  the rest
+               not waiting  the rest, and waits that leave no record (block barriers,
+                            cp.async, wgmma)
   sync         mean time a warp waits for input or peer in a launch
   late         prefetches whose first use was blocked, of all; +n?: no use was seen
                live: share of first uses that were blocked

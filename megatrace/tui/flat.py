@@ -14,7 +14,7 @@ from megatrace.analysis.loss import LossTable
 from megatrace.analysis.plan import Piece, pieces
 from megatrace.analysis.prefetch import slack
 from megatrace.analysis.rank import Rank, load_rank
-from megatrace.analysis.rows import device_name, loss_row
+from megatrace.analysis.rows import device_name, loss_row, sms_of
 from megatrace.analysis.server import host_records_lost
 from megatrace.analysis.spans import pair
 from megatrace.analysis.summary import ranks_of
@@ -23,6 +23,7 @@ from megatrace.analysis.words import Malformed, Records, decode_chunk
 from megatrace.capture.reader import Capture
 from megatrace.schema import EventTable
 from megatrace.schema.layout import CAUSE_SLOTS, KERNEL_SHIFT
+from megatrace.schema.processes import process_of
 
 F8 = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -85,12 +86,25 @@ class EventSum:
     time: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class StepOf:
+    """A step of the ranks that ran together: each process of a rank numbers its own from 1.
+
+    Attributes:
+        step: its id; 0 stands for launches without one.
+    """
+
+    process: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Flat:
     """All of a capture that the views sum up.
 
     Attributes:
-        steps: ids of the steps with a timeline, in order; -1 stands for launches without one.
+        steps: those with a timeline, in order.
+        steps_of: ids of the steps that each rank has.
         warps_of: warps a block of each rank.
         clock_error_ns: of each rank's GPU; nan where it has no clock.
     """
@@ -99,19 +113,42 @@ class Flat:
     ranks: tuple[int, ...]
     layers: tuple[tuple[str, int], ...]
     roles: tuple[str, ...]
-    steps: tuple[int, ...]
+    steps: tuple[StepOf, ...]
+    steps_of: tuple[frozenset[int], ...]
     warps: Warps
     walls: Walls
     prefetches: Prefetches
     events: tuple[EventSum, ...]
     unseen_is_early: bool
     """Waits that did not block left no word: unseen prefetches may have been early."""
+    sms: str
+    """``2 of 132 SMs recorded``; "" where all were asked for."""
     loss: LossTable
     clock_error_ns: tuple[float, ...]
     warps_of: tuple[int, ...]
     lines: tuple[tuple[int, int], ...]
     """Lines seen and lost of each rank."""
     problems: tuple[str, ...]
+
+    @property
+    def processes(self) -> Ints:
+        """Which process of its rank each of ``ranks`` is."""
+        return np.array([process_of(number) for number in self.ranks], np.int64)
+
+    def ranks_in(self, step: StepOf) -> tuple[int, ...]:
+        """The ranks that have launches of ``step``."""
+        return tuple(
+            number
+            for number, ids in zip(self.ranks, self.steps_of, strict=True)
+            if process_of(number) == step.process and step.step in ids
+        )
+
+    def within(self, rank: Ints, step: Ints, wanted: StepOf | None) -> Flags | slice:
+        """Which places of ``rank`` and ids ``step`` are of the step wanted; None: of any."""
+        if wanted is None:
+            return slice(None)
+        mine: Flags = (step == wanted.step) & (self.processes[rank] == wanted.process)
+        return mine
 
 
 @dataclass(slots=True)
@@ -244,7 +281,15 @@ def _joined(capture: Capture, parts: Sequence[_RankPart], names: _Names) -> Flat
     devices = sorted({device_name(part.rank.facts.device) for part in parts})
     loss = [loss_row(p.rank, capture, p.malformed, p.uncertain) for p in parts]
     placed = [part for part in parts if part.rank.placed is not None]
-    steps = np.unique(np.concatenate([_none(), *(p.rank.scan.launches.step for p in placed)]))
+    steps_of = [
+        frozenset(part.rank.scan.launches.step.tolist() if part.rank.placed is not None else ())
+        for part in parts
+    ]
+    steps = {
+        StepOf(process_of(part.rank.rank), step)
+        for part, ids in zip(parts, steps_of, strict=True)
+        for step in ids
+    }
     problems = [*capture.problems, *(text for p in parts for text in p.rank.problems)]
     prefetches = _prefetches(placed)
     return Flat(
@@ -252,13 +297,17 @@ def _joined(capture: Capture, parts: Sequence[_RankPart], names: _Names) -> Flat
         ranks=tuple(part.rank.rank for part in parts),
         layers=tuple(names.layers),
         roles=tuple(names.roles),
-        steps=tuple(steps.tolist()),
+        steps=tuple(sorted(steps)),
+        steps_of=tuple(steps_of),
         warps=_warps(placed),
         walls=_walls(placed),
         prefetches=prefetches,
         events=tuple(names.events.values()),
         unseen_is_early=not prefetches.early.any(),
-        loss=LossTable(tuple(loss), capture.complete, host_records_lost(capture)),
+        sms=sms_of(capture, [part.rank for part in parts]).text,
+        loss=LossTable(
+            tuple(loss), capture.complete, host_records_lost(capture), capture.lines_known
+        ),
         clock_error_ns=tuple(
             p.rank.clock.error_ns if p.rank.clock else float("nan") for p in parts
         ),

@@ -9,7 +9,9 @@ from textual.strip import Strip
 from megatrace.tui.lines import Lines, line
 from megatrace.tui.model import Status
 from megatrace.tui.palette import Palette, over
-from megatrace.tui.text import facts_of
+from megatrace.tui.text import Fact, facts_of
+
+_BETWEEN = " · "
 
 _STATES = {
     "live": ("● live", "good"),
@@ -61,21 +63,24 @@ class Head(Lines):
 
     def _facts(self, colours: Palette, width: int) -> list[Segment]:
         out: list[Segment] = [Segment(" ")]
-        used = 1
-        for text, style in facts_of(self._status):
-            # What does not fit whole is left out: half a number is worse than none.
-            need = len(text) + (3 if len(out) > 1 else 0)
-            if used + need > width:
-                continue
+        for fact in _fitting(facts_of(self._status), width - 1):
             if len(out) > 1:
-                out.append(Segment(" · ", colours.style("dim")))
-            out.append(Segment(text, colours.style(style) if style else Style.null()))
-            used += need
+                out.append(Segment(_BETWEEN, colours.style("dim")))
+            style = colours.style(fact.style) if fact.style else Style.null()
+            out.append(Segment(fact.text, style))
         return out
 
     def _notes(self, colours: Palette, width: int) -> list[Segment]:
         text = _shorten(" · ".join(self._status.notes), width - 2)
         return [Segment(f" {text}", colours.style("warn"))]
+
+
+def _fitting(facts: list[Fact], width: int) -> list[Fact]:
+    """Those that fit whole, for half a number is worse than none: the least weighty go first."""
+    shown = list(facts)
+    while sum(len(fact.text) + len(_BETWEEN) for fact in shown) - len(_BETWEEN) > width:
+        shown.remove(min(shown, key=lambda fact: fact.weight))
+    return shown
 
 
 def _shorten(text: str, width: int) -> str:

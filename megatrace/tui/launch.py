@@ -15,7 +15,7 @@ from megatrace.tui.lanes import Lane, LaneEvent, Lanes
 
 if TYPE_CHECKING:
     from megatrace.capture.reader import Capture
-    from megatrace.tui.flat import Flat
+    from megatrace.tui.flat import Flat, StepOf
 
 I8 = NDArray[np.int64]
 
@@ -25,7 +25,7 @@ def lanes_of(
     flat: Flat,
     rank: int,
     layer: tuple[str, int],
-    step: int | None,
+    step: StepOf | None,
     *,
     sm: int,
 ) -> Lanes | None:
@@ -33,11 +33,11 @@ def lanes_of(
     found = _launch(flat, rank, layer, step, sm)
     if found is None:
         return None
-    at, step, block = found
+    at, number, block = found
     warps = flat.warps_of[at]
     rings = [block * warps + warp for warp in range(warps)]
     title = f"SM {sm}, block {block}"
-    return _lanes(capture, rank, layer, step, rings, title, by="warp")
+    return _lanes(capture, rank, layer, number, rings, title, by="warp")
 
 
 def role_lanes_of(
@@ -45,7 +45,7 @@ def role_lanes_of(
     flat: Flat,
     rank: int,
     layer: tuple[str, int],
-    step: int | None,
+    step: StepOf | None,
     *,
     role: str,
 ) -> Lanes | None:
@@ -54,27 +54,28 @@ def role_lanes_of(
     facts = capture.rings.get(rank)
     if found is None or facts is None:
         return None
-    at, step, _ = found
+    at, number, _ = found
     warps = flat.warps_of[at]
     names = [facts.roles[w] if w < len(facts.roles) else f"warp {w}" for w in range(warps)]
     if role not in names:
         return None
     first = names.index(role)
     rings = [block * warps + first for block in range(facts.blocks)]
-    return _lanes(capture, rank, layer, step, rings, f"{role}, warp {first} of each SM", by="sm")
+    title = f"{role}, warp {first} of each SM"
+    return _lanes(capture, rank, layer, number, rings, title, by="sm")
 
 
 def _launch(
-    flat: Flat, rank: int, layer: tuple[str, int], step: int | None, sm: int | None
+    flat: Flat, rank: int, layer: tuple[str, int], step: StepOf | None, sm: int | None
 ) -> tuple[int, int, int] | None:
-    """Place of the rank, step and block of the first launch that fits."""
+    """Place of the rank, step id and block of the first launch that fits."""
     if rank not in flat.ranks or layer not in flat.layers:
         return None
     at = flat.ranks.index(rank)
     warps = flat.warps
     fits = (warps.rank == at) & (warps.layer == flat.layers.index(layer))
     if step is not None:
-        fits &= warps.step == step
+        fits &= flat.within(warps.rank, warps.step, step)
     if sm is not None:
         fits &= warps.sm == sm
     rows = np.flatnonzero(fits)

@@ -149,7 +149,10 @@ class MainScreen(Screen[None]):
         self._show_head()
         if fresh:
             self.show()
-        self.query_one("#layer-table", Table).say(status.text or "nothing has run yet")
+        nothing = status.text or "nothing has run yet"
+        if frame is not None and status.state == "replay":
+            nothing = f"nothing of it in {status.span}"
+        self.query_one("#layer-table", Table).say(nothing)
 
     def show(self) -> None:
         """Draw the view that is in front anew."""
@@ -296,7 +299,7 @@ class MainScreen(Screen[None]):
     def action_step(self, by: int) -> None:
         """Another step of the capture."""
         if isinstance(self.source, CaptureSource):
-            self.source.turn(by)
+            self.source.turn(by, self._rank)
             self.tick()
 
     def action_steer(self, what: str) -> None:

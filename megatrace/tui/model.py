@@ -26,7 +26,10 @@ SORTS = ("layer", "time", *CLASSES[:-1], "sync", "late")
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank, as it is or as it was recorded. None where nobody knows."""
+    """One rank, as it is or as it was recorded. None where nobody knows.
+
+    Every ``rank`` here is a number of :mod:`megatrace.schema.processes`.
+    """
 
     rank: int
     alive: bool = True

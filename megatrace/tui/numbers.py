@@ -34,16 +34,6 @@ def percent(share: float | None) -> str:
     return f"{value:.1f} %" if 0.05 <= value < 9.95 else f"{value:.0f} %"
 
 
-def size_text(size_bytes: float) -> str:
-    """``48 MB``: powers of a thousand."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size_bytes < 999.5:
-            break
-        size_bytes, unit = size_bytes / 1000, larger
-    return f"{size_bytes:.3g} {unit}"
-
-
 def clock_text(error_ns: float | None) -> str:
     """``±1.2 us``, or that it is not known."""
     if error_ns is None or math.isnan(error_ns):

@@ -106,6 +106,8 @@ def live_status(now: Aggregate, old: Aggregate, before: Aggregate | None) -> Sta
         notes.append(IDLE_NOTE)
     if ended["processes"]:
         notes.append(f"{ended['processes']:,} processes that ended earlier are not shown")
+    if isinstance(why := now.note.get("no_tables"), str):
+        notes.append(f"no tables: {why}")
     return Status(
         title="",
         state="live",

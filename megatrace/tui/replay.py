@@ -9,34 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrace.errors import MegatraceError
-from megatrace.tui.model import F8, Frame, RankState, Status
-from megatrace.tui.reading import CPU_NOTE, LEVELS, MAX_POINTS
+from megatrace.schema.processes import process_of, rank_of, rank_text
+from megatrace.tui.frames import LaunchFloors, floors_of, frame_of, places_of
+from megatrace.tui.model import Frame, RankState, Status
+from megatrace.tui.reading import CPU_NOTE, LEVELS
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from megatrace.analysis.report import HostStepRow
     from megatrace.capture.reader import Capture
-    from megatrace.tui.flat import EventSum, Flat
+    from megatrace.tui.flat import EventSum, Flat, StepOf
     from megatrace.tui.lanes import Lanes
-
-Ints = NDArray[np.int64]
 
 TINY_NOTE = "tiny: fewer than {} launches a layer; medians say little"
 _FEW = 3
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFloors:
-    """Launches whose fraction of the floor is known: places in Flat ``(n,)``, and the fraction."""
-
-    rank: Ints
-    step: Ints
-    layer: Ints
-    fraction: F8
+_NAMED = 4
+"""Ranks of a step that are named, where not all have it."""
 
 
 @dataclass(slots=True)
@@ -46,6 +35,7 @@ class _Loaded:
     flat: Flat | None = None
     capture: Capture | None = None
     hosts: tuple[HostStepRow, ...] = ()
+    steps_run: int = 0
     counters: bool = False
     floors: LaunchFloors | None = None
     no_floor: str = ""
@@ -74,7 +64,7 @@ class CaptureSource:
         self.path = path
         self._bandwidth = bandwidth
         self.name = path.name
-        self.step: int | None = None
+        self.step: StepOf | None = None
         self._loaded = _Loaded()
         self._thread: threading.Thread | None = None
         self._looked = False
@@ -98,7 +88,7 @@ class CaptureSource:
         return self._loaded.flat
 
     @property
-    def steps(self) -> tuple[int, ...]:
+    def steps(self) -> tuple[StepOf, ...]:
         """Steps with a timeline."""
         flat = self._loaded.flat
         return flat.steps if flat is not None else ()
@@ -139,9 +129,14 @@ class CaptureSource:
         if self._loaded.error is not None:
             raise self._loaded.error
 
-    def turn(self, by: int) -> None:
-        """Show the step ``by`` further on; before the first and after the last are all."""
-        steps: list[int | None] = [None, *self.steps]
+    def turn(self, by: int, rank: int | None = None) -> None:
+        """Show the step ``by`` further on; before the first and after the last are all.
+
+        ``rank``: of the steps that it has.
+        """
+        flat = self._loaded.flat
+        mine = [s for s in self.steps if rank is None or (flat and rank in flat.ranks_in(s))]
+        steps: list[StepOf | None] = [None, *mine]
         at = steps.index(self.step) if self.step in steps else 0
         self.step = steps[(at + by) % len(steps)]
 
@@ -174,13 +169,14 @@ class CaptureSource:
     def _read(self) -> None:
         try:
             # pandas comes with these: not before something is on the screen.
-            from megatrace.analysis.server import host_step_rows
+            from megatrace.analysis.server import host_step_rows, steps_run
             from megatrace.capture.reader import open_capture
             from megatrace.tui.flat import load
 
             capture = open_capture(self.path)
             flat = load(capture, self._progress)
             self._loaded.hosts = host_step_rows(capture)
+            self._loaded.steps_run = steps_run(capture)
             self._loaded.counters = bool(len(capture.counters().slot))
             self._loaded.capture = capture
             self._loaded.flat = flat
@@ -207,16 +203,18 @@ class CaptureSource:
         if any((frame["fraction"] >= 0).any() for frame in frames):
             part = part_recorded(pd.concat(frames))
             self._loaded.bounds = tuple(bounds_text(part, traffic.left_out))
-        self._loaded.floors = _floors_of(flat, frames)
+        self._loaded.floors = floors_of(flat, frames)
 
     def _progress(self, share: float) -> None:
         self._loaded.share = share
 
     def _span(self) -> str:
-        if self.step is not None:
-            return f"step {self.step}" if self.step else "launches without a step id"
-        many = len(self.steps)
-        return f"all {many:,} steps" if many != 1 else "its one step"
+        flat, shown = self._loaded.flat, self.step
+        if shown is None or flat is None:
+            many = len(self.steps)
+            return f"all {many:,} steps" if many != 1 else "its one step"
+        text = f"step {shown.step}" if shown.step > 0 else "launches without a step id"
+        return text + _of_whom(flat, shown)
 
     def _status(self, loaded: _Loaded) -> Status:
         flat, capture = loaded.flat, loaded.capture
@@ -224,7 +222,7 @@ class CaptureSource:
         assert capture is not None
         steps = [row for row in loaded.hosts if row.event == "step"]
         took = capture.end.fields.get("elapsed_s") if capture.end else None
-        seen = max((row.count for row in steps), default=0)
+        seen = loaded.steps_run
         accept = [r.accept_length for r in loaded.hosts if r.accept_length is not None]
         rate = 1000 / steps[0].median_ms if steps and steps[0].median_ms > 0 else None
         options = next((row.fields.get("options") for row in capture.facts("capture")), None)
@@ -246,15 +244,25 @@ class CaptureSource:
             file_bytes=capture.size_bytes,
             ranks=tuple(self._rank(flat, at) for at in range(len(flat.ranks))),
             notes=(
-                *_notes(capture, flat, took, counters=loaded.counters, no_floor=loaded.no_floor),
+                *_notes(
+                    capture,
+                    flat,
+                    took,
+                    counters=loaded.counters,
+                    no_floor=loaded.no_floor,
+                    bounded=bool(loaded.bounds),
+                ),
                 *loaded.bounds,
+                *([flat.sms] if flat.sms and loaded.bounds else []),
             ),
         )
 
     def _rank(self, flat: Flat, at: int) -> RankState:
         error = flat.clock_error_ns[at]
         seen, lost = flat.lines[at]
-        mine = [r for r in self._loaded.hosts if r.rank == flat.ranks[at] and r.event == "step"]
+        of = rank_of(flat.ranks[at]), process_of(flat.ranks[at])
+        hosts = [row for row in self._loaded.hosts if row.event == "step"]
+        mine = [row for row in hosts if (row.rank, row.process) == of]
         rate = 1000 / mine[0].median_ms if mine and mine[0].median_ms > 0 else None
         return RankState(
             rank=flat.ranks[at],
@@ -266,13 +274,18 @@ class CaptureSource:
 
 
 def _notes(
-    capture: Capture, flat: Flat, took: object, *, counters: bool, no_floor: str
+    capture: Capture, flat: Flat, took: object, *, counters: bool, no_floor: str, bounded: bool
 ) -> list[str]:
-    """What the reader must know of this capture before its numbers."""
+    """What the reader must know of this capture before its numbers.
+
+    ``bounded``: bounds of the floor follow, which say how much was recorded.
+    """
     notes = [f"incomplete: {problem}" for problem in flat.problems[:3]]
     if not capture.complete and not notes:
         why = "recovered after its recorder was killed" if capture.recovered else "cut short"
         notes.append(f"incomplete: {why}; what it lacks is unknown")
+    if flat.sms and not bounded:
+        notes.append(flat.sms)
     if not flat.ranks:
         notes.append("empty: no traced kernel left anything here")
     elif not len(flat.warps.rank):
@@ -291,108 +304,14 @@ def _notes(
     return notes
 
 
-def _floors_of(flat: Flat, frames: Sequence[pd.DataFrame]) -> LaunchFloors:
-    ranks = {rank: at for at, rank in enumerate(flat.ranks)}
-    layers = {layer: at for at, layer in enumerate(flat.layers)}
-    rows = [
-        (ranks[rank], step, layers[kernel, layer], fraction)
-        for frame in frames
-        for rank, step, kernel, layer, fraction in frame.loc[
-            frame["fraction"] >= 0, ["rank", "step", "kernel", "layer", "fraction"]
-        ].itertuples(index=False)
-    ]
-    places, fraction = np.array(rows, float).reshape(-1, 4)[:, :3], [row[3] for row in rows]
-    rank, step, layer = places.astype(np.int64).T
-    return LaunchFloors(rank, step, layer, np.array(fraction, float))
-
-
-def frame_of(flat: Flat, step: int | None, floors: LaunchFloors | None = None) -> Frame:
-    """Tables of one step, or of all."""
-    shape = (len(flat.ranks), len(flat.layers), len(flat.roles))
-    order = sorted(range(len(flat.layers)), key=lambda i: flat.layers[i])
-    place_of: Ints = np.argsort(np.array(order, np.int64)).astype(np.int64)
-    warps, walls, asked = flat.warps, flat.walls, flat.prefetches
-    mine = slice(None) if step is None else warps.step == step
-    layer = place_of[warps.layer[mine]]
-    group = (warps.rank[mine] * shape[1] + layer) * shape[2] + warps.role[mine]
-    places, place_stalled, place_busy = places_of(flat, step, None)
-    of = slice(None) if step is None else asked.step == step
-    issued = asked.rank[of] * shape[1] + place_of[asked.layer[of]]
-    late, early = asked.late[of], asked.early[of]
-    two = shape[:2]
-    wall = _medians(walls.rank, place_of[walls.layer], walls.step, walls.wall, two, step)
-    return Frame(
-        ranks=flat.ranks,
-        layers=tuple(flat.layers[i] for i in order),
-        roles=flat.roles,
-        places=places,
-        place_kind="SM",
-        time=wall,
-        stalled=_by_cause(group, warps.stalled[mine], shape),
-        busy=_sum(group, warps.dur[mine], shape),
-        launches=_sum(group, None, shape),
-        uses=_sum(issued, None, two),
-        late=_sum(issued, late.astype(np.float64), two),
-        late_time=_sum(issued, np.where(late, asked.time[of], 0.0), two),
-        unseen=_sum(issued, (~late & ~early).astype(np.float64), two),
-        place_stalled=place_stalled,
-        place_busy=place_busy,
-        series=_series(flat, place_of, two),
-        floor=None
-        if floors is None
-        else _medians(floors.rank, place_of[floors.layer], floors.step, floors.fraction, two, step),
-    )
-
-
-def places_of(flat: Flat, step: int | None, layer: int | None) -> tuple[tuple[int, ...], F8, F8]:
-    """SMs, and by rank, SM and role the time stalled by cause and the time spent."""
-    warps = flat.warps
-    mine = np.ones(len(warps.rank), bool)
-    if step is not None:
-        mine &= warps.step == step
-    if layer is not None:
-        mine &= warps.layer == layer
-    sms, sm = np.unique(warps.sm[mine], return_inverse=True)
-    shape = (len(flat.ranks), len(sms), len(flat.roles))
-    group = (warps.rank[mine] * shape[1] + sm) * shape[2] + warps.role[mine]
-    stalled = _by_cause(group, warps.stalled[mine], shape)
-    return tuple(sms.tolist()), stalled, _sum(group, warps.dur[mine], shape)
-
-
-def _sum(group: Ints, values: F8 | None, shape: tuple[int, ...]) -> F8:
-    size = int(np.prod(shape))
-    return np.bincount(group, values, size).astype(np.float64).reshape(shape)
-
-
-def _by_cause(group: Ints, stalled: F8, shape: tuple[int, ...]) -> F8:
-    return np.stack([_sum(group, column, shape) for column in stalled.T], axis=-1)
-
-
-def _medians(
-    rank: Ints, layer: Ints, of_step: Ints, wall: F8, shape: tuple[int, int], step: int | None
-) -> F8:
-    """Median time of a launch, by rank and layer; nan where there is none."""
-    out = np.full(shape, np.nan)
-    mine = slice(None) if step is None else of_step == step
-    group = (rank * shape[1] + layer)[mine]
-    order = np.lexsort((wall[mine], group))
-    values, sorted_group = wall[mine][order], group[order]
-    if len(order):
-        starts = np.flatnonzero(np.diff(sorted_group, prepend=-1))
-        for group_values, at in zip(np.split(values, starts[1:]), starts, strict=True):
-            out.reshape(-1)[sorted_group[at]] = np.median(group_values)
-    return out
-
-
-def _series(flat: Flat, place_of: Ints, shape: tuple[int, int]) -> F8:
-    """Time of a launch step by step; of many steps, the means of equal runs of them."""
-    walls = flat.walls
-    many = min(len(flat.steps), MAX_POINTS)
-    if not many:
-        return np.zeros((*shape, 0))
-    point = np.searchsorted(np.array(flat.steps), walls.step) * many // len(flat.steps)
-    group = (walls.rank * shape[1] + place_of[walls.layer]) * many + point
-    total = _sum(group, walls.wall, (*shape, many))
-    with np.errstate(invalid="ignore"):
-        series: F8 = total / _sum(group, None, (*shape, many))
-    return series
+def _of_whom(flat: Flat, step: StepOf) -> str:
+    """Which ranks have ``step``; "" where all that have a timeline do."""
+    have = flat.ranks_in(step)
+    timed = [n for n, ids in zip(flat.ranks, flat.steps_of, strict=True) if ids]
+    if len(have) == len(timed):
+        return ""
+    if len(have) == sum(process_of(number) == step.process for number in timed):
+        return f" of process {step.process}" if len(have) > 1 else f" of rank {rank_text(have[0])}"
+    names = ", ".join(map(rank_text, have[:_NAMED]))
+    more = f" and {len(have) - _NAMED} more" if len(have) > _NAMED else ""
+    return f" of rank {names}{more} alone"

@@ -42,7 +42,7 @@ class Steering:
 
     def sms(self) -> None:
         """Choose the SMs."""
-        self._line("sms", "Only these SMs record", "0-3,7 or all")
+        self._line("sms", "Timeline only on these SMs", "0-3,7 or all")
 
     def burst(self) -> None:
         """Record a burst."""

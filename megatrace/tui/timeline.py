@@ -228,6 +228,7 @@ class TimelineScreen(Screen[None]):
         self._of_layer = layer
         self._sm = sm
         self._role = role
+        self._lanes: Lanes | None = None
 
     def compose(self) -> ComposeResult:
         """Title, lanes, what is under the cursor."""
@@ -241,6 +242,10 @@ class TimelineScreen(Screen[None]):
         """Decode the launch: in a thread, a long one takes a while."""
         self.query_one(LaneView).focus()
         self._load()
+
+    def on_resize(self) -> None:
+        """Break the legend anew."""
+        self._show_legend()
 
     def action_help(self) -> None:
         """Show the keys."""
@@ -277,22 +282,41 @@ class TimelineScreen(Screen[None]):
         if not self._source.poll()[0].timed:
             words.append("cpu: no verdict")
         title.update(" · ".join(words))
-        self.query_one("#lanes-legend", Static).update(self._legend(lanes))
+        self._lanes = lanes
+        self._show_legend()
         self.query_one(LaneView).show(lanes)
 
-    def _legend(self, lanes: Lanes) -> Text:
+    def _show_legend(self) -> None:
+        if self._lanes is not None:
+            text = self._legend(self._lanes, self.size.width)
+            self.query_one("#lanes-legend", Static).update(text)
+
+    def _legend(self, lanes: Lanes, width: int) -> Text:
+        """Causes and phases, in as many lines of ``width`` as they take."""
         colours = palette(dark=self.app.current_theme.dark)
-        text = Text(" ")
-        for cause in CAUSES:
-            if any(event.cause == cause.value for event in lanes.events):
-                glyph = "■" if colours.colour else GLYPHS[cause.value]
-                text.append(glyph, colours.style(cause.value))
-                text.append(f" {cause.value}  ", colours.style("dim"))
         spans = [event for event in lanes.events if event.kind == "span"]
-        for at, event in enumerate(spans):
-            text.append("▆" if colours.colour else event.name[0], colours.span(at))
-            text.append(f" {event.name}  ", colours.style("dim"))
-        text.append("─ in the launch", colours.style("dim"))
+        items = [
+            (
+                "■" if colours.colour else GLYPHS[cause.value],
+                cause.value,
+                colours.style(cause.value),
+            )
+            for cause in CAUSES
+            if any(event.cause == cause.value for event in lanes.events)
+        ]
+        items += [
+            ("▆" if colours.colour else event.name[0], event.name, colours.span(at))
+            for at, event in enumerate(spans)
+        ]
+        items.append(("─", "in the launch", colours.style("dim")))
+        text, used = Text(" "), 1
+        for glyph, name, style in items:
+            if used > 1 and used + len(name) + 2 > width:
+                text.append("\n ")
+                used = 1
+            text.append(glyph, style)
+            text.append(f" {name}  ", colours.style("dim"))
+            used += len(name) + 4
         return text
 
     def tell(self, lanes: Lanes, at: int, moment: float, width: float) -> None:
@@ -318,5 +342,5 @@ class TimelineScreen(Screen[None]):
 
     def action_step(self, by: int) -> None:
         """The same warps in another step."""
-        self._source.turn(by)
+        self._source.turn(by, self._rank)
         self._load()

@@ -32,17 +32,21 @@ def run(
     shift_ns: float = 0.0,
     one_step: bool = False,
     lose: bool = False,
+    blocks: int = 2,
+    seldom: int | None = None,
 ) -> Path:
     """Write a capture of one rank, one launch a layer and step.
 
     ``extra_ns`` makes a layer so much longer, ``stalled_ns`` makes its math warps wait so much
     longer for weights, ``early_ns`` its load warps end so much earlier.
     ``shift_ns`` is the spread over steps of what all layers of a step
-    have in common. ``one_step``: all launches have one step id.
+    have in common. ``one_step``: all launches have one step id. Layer ``seldom`` runs in the
+    first three steps only.
     """
     rng = np.random.default_rng(seed)
     build = Build(
-        blocks=2, warps=len(WARPS), layers=layers, roles=WARPS, kernels={1: kernel}, device=device
+        blocks=blocks, warps=len(WARPS), layers=layers, roles=WARPS, kernels={1: kernel},
+        device=device,
     )  # fmt: skip
     at, number = 50 * MS, 0
     for step in range(1, steps + 1):
@@ -50,6 +54,8 @@ def run(
         build.sample_clock(at - 20_000)
         common = rng.normal(0, shift_ns) if shift_ns else 0.0
         for layer in range(layers):
+            if layer == seldom and step > 3:
+                continue
             took = LAUNCH_NS + common + rng.normal(0, NOISE_NS) + (extra_ns or {}).get(layer, 0)
             waited = 4000 + rng.normal(0, 100) + (stalled_ns or {}).get(layer, 0)
             for ring in range(build.rings):

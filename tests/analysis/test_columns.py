@@ -21,16 +21,23 @@ def floor(trace: Trace) -> pd.DataFrame:
     return views.floor(trace, Traffic(said, Bandwidth(1e9)))
 
 
-def path(trace: Trace) -> pd.DataFrame:
-    if not len(trace.launches):
-        return TABLES["critical_path"].empty()
-    return views.critical_path(trace, launch_no=int(trace.launches["launch"].iloc[0]))
+PATHS = ("critical_path", "critical_path_sums")
+
+
+def path(name: str) -> Callable[[Trace], pd.DataFrame]:
+    def of(trace: Trace) -> pd.DataFrame:
+        if not len(trace.launches):
+            return TABLES[name].empty()
+        make: Callable[..., pd.DataFrame] = getattr(views, name)
+        return make(trace, launch_no=int(trace.launches["launch"].iloc[0]))
+
+    return of
 
 
 MAKE: dict[str, Callable[[Trace], pd.DataFrame]] = {
-    **{name: getattr(views, name) for name in TABLES if name not in ("floor", "critical_path")},
+    **{name: getattr(views, name) for name in TABLES if name not in ("floor", *PATHS)},
     "floor": floor,
-    "critical_path": path,
+    **{name: path(name) for name in PATHS},
 }
 
 

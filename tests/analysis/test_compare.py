@@ -202,7 +202,7 @@ def test_other_kernels_are_refused_by_name(base: Side, tmp_path: Path) -> None:
     [
         ({"gpu": "NVIDIA B300"}, "different GPUs: NVIDIA H200 and NVIDIA B300"),
         ({"tokens": 1}, "steps of different sizes: 16 and 1 rows"),
-        ({"layers": 2}, "1 layers are only in a and left out: decode 2"),
+        ({"layers": 2}, "1 layer is only in a and left out: decode 2"),
         ({"lose": True}, "of b 1 of 60 launches are left out"),
     ],
 )

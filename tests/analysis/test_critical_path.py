@@ -66,6 +66,38 @@ def test_a_wait_whose_publisher_was_not_recorded_stays_on_its_warp(tmp_path: Pat
     ]  # fmt: skip
 
 
+def test_of_a_path_it_is_said_how_much_waits_for_an_unknown_publisher(tmp_path: Path) -> None:
+    """A wait of 8 us that a publish ended, one of 20 us that nobody recorded did."""
+    body = {
+        0: [point("done", 18 * US, 3)],
+        1: [stall("input", 10 * US, 8 * US, 3), stall("input", 20 * US, 20 * US, 7)],
+    }
+    trace = trace_of(tmp_path, build(body, blocks=2, lasts_us={0: 30, 1: 50}))
+    frame = views.critical_path(trace, launch_no=0)
+    unknown = frame[frame["from_unknown_ns"] > 0]
+    assert [(row.what, row.dur_ns) for row in unknown.itertuples()] == [("input", 20_000)]
+    assert frame["from_unknown_ns"].sum() == 20_000
+
+
+def test_a_wait_for_data_is_no_wait_for_an_unknown_publisher(tmp_path: Path) -> None:
+    body = {0: [stall("full", 10 * US, 20 * US)]}
+    frame = views.critical_path(trace_of(tmp_path, build(body)), launch_no=0)
+    assert frame["from_unknown_ns"].sum() == 0
+
+
+def test_the_sums_of_a_path_are_its_rows_by_layer_role_and_event() -> None:
+    trace = real(MUSE)
+    frame, sums = (make(trace, step=2) for make in (views.critical_path, views.critical_path_sums))
+    assert sums["dur_ns"].sum() == frame["dur_ns"].sum()
+    assert sums["share"].sum() == pytest.approx(1.0)
+    assert sums["dur_ns"].is_monotonic_decreasing
+    assert sums["times"].sum() == len(frame)
+    assert sums["from_unknown_ns"].sum() == frame["from_unknown_ns"].sum() > 0
+    first = sums.iloc[0]
+    mine = frame[["layer", "role", "what", "event"]] == first[["layer", "role", "what", "event"]]
+    assert frame[mine.all(axis=1)]["dur_ns"].sum() == first["dur_ns"]
+
+
 def test_a_late_prefetch_leads_to_the_warp_that_asked_for_it(tmp_path: Path) -> None:
     body = {
         0: [stall("room", 2 * US, 10 * US), point("issue", 15 * US, 3)],

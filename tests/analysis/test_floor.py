@@ -5,20 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from megatrace.analysis import decode, summarise, to_text, views
-from megatrace.analysis.floors import CPU, NO_LAUNCH, floors, floors_of
+from megatrace.analysis.floors import CPU, NO_LAUNCH, floors, reported
 from megatrace.analysis.traffic import NO_BANDWIDTH, NOT_SAID, Bandwidth, Traffic
-from megatrace.capture.reader import open_capture
+from megatrace.analysis.windows import windows
+from megatrace.capture.reader import Capture, open_capture
 from megatrace.capture.writer import CaptureWriter
 from megatrace.errors import UsageError
 from megatrace.muse.config import RELEASED
 from megatrace.muse.events import MUSE as EVENTS
 from megatrace.muse.plan import launch_bytes
+from megatrace.schema.processes import number_of
 from megatrace.schema.traffic import COPY_BANDWIDTH, LAUNCH_BYTES, LaunchBytes
 from tests.analysis.small import BLOCKS, build, real
 from tests.build import Build, point
+from tests.said import with_floor
+
+LAYER = Path(__file__).parents[2] / "examples/03_read_a_trace/layer.mtr"
 
 SAID = LaunchBytes("decode", (8_000_000,) * 3, (4_000_000,) * 3)
 MEASURED = {"bytes_per_s": 4e12, "how": "a copy of 2 GiB"}
@@ -51,7 +58,7 @@ def both(path: Path, said: LaunchBytes = SAID, **facts: object) -> Path:
 
 def test_the_floor_is_what_the_bytes_of_the_program_take_at_its_bandwidth(tmp_path: Path) -> None:
     with open_capture(both(tmp_path / "a.mtr")) as opened:
-        found = floors_of(opened)
+        found = reported(opened).floor
     assert [(row.layer, row.launches, row.experts) for row in found.rows] == [(0, 1, 9), (2, 1, 7)]
     assert [row.bytes for row in found.rows] == [44_000_000, 36_000_000]
     assert [row.floor_us for row in found.rows] == [11.0, 9.0]
@@ -60,9 +67,60 @@ def test_the_floor_is_what_the_bytes_of_the_program_take_at_its_bandwidth(tmp_pa
     assert found.bandwidth_from == "measured by the program that was recorded: a copy of 2 GiB"
 
 
+@pytest.mark.parametrize("small_lines", [0, 1 << 18])
+def test_the_report_sums_up_the_rows_of_the_table(tmp_path: Path, small_lines: int) -> None:
+    for path in (LAYER, with_floor(tmp_path / "a.mtr")):
+        with open_capture(path) as opened:
+            traffic = Traffic.of(opened)
+            parts = windows(opened, small_lines=small_lines)
+            found = floors([views.floor(part, traffic) for part in parts], traffic)
+            assert found.rows
+            assert reported(opened).floor == found
+
+
+def test_the_floor_of_a_report_takes_no_second_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, read = Capture.gather, list[int]()
+
+    def counted(self: Capture, rows: NDArray[np.intp]) -> NDArray[np.uint32]:
+        read.append(len(rows))
+        return gather(self, rows)
+
+    monkeypatch.setattr(Capture, "gather", counted)
+    lines = []
+    for report in (summarise, reported):
+        with open_capture(with_floor(tmp_path / f"{report.__name__}.mtr")) as opened:
+            assert bool(report(opened).floor.rows) == (report is reported)
+        lines.append(sum(read))
+        read.clear()
+    assert lines[0] == lines[1] > 0
+
+
+def test_each_process_of_a_rank_is_held_against_what_it_said_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.mtr"
+    writer = CaptureWriter(path)
+    for process, rate in ((1, 4e12), (2, 2e12)):
+        number = number_of(0, process)
+        facts = {LAUNCH_BYTES: SAID.to_fact(), COPY_BANDWIDTH: {**MEASURED, "bytes_per_s": rate}}
+        for name, value in facts.items():
+            writer.write_meta("fact", number, name=name, process="rank0000", value=value)
+        experts(rank=number).write_to(writer)
+    writer.finish()
+    with open_capture(path) as opened:
+        frame = views.floor(decode(opened), Traffic.of(opened))
+        found = reported(opened).floor
+    first = frame[(frame["layer"] == 0) & (frame["step"] == 1)]
+    assert first[["rank", "process", "floor_ns"]].to_numpy().tolist() == [
+        [0, 1, 11_000],
+        [0, 2, 22_000],
+    ]
+    assert [(row.layer, row.launches) for row in found.rows] == [(0, 2), (2, 2)]
+
+
 def test_a_bandwidth_that_is_given_goes_before_the_measured_one(tmp_path: Path) -> None:
     with open_capture(both(tmp_path / "a.mtr")) as opened:
-        found = floors_of(opened, Bandwidth(8e12))
+        found = reported(opened, Bandwidth(8e12)).floor
     assert [row.floor_us for row in found.rows] == [5.5, 4.5]
     assert found.bandwidth_from == "given"
 
@@ -70,7 +128,7 @@ def test_a_bandwidth_that_is_given_goes_before_the_measured_one(tmp_path: Path) 
 def test_a_kernel_without_experts_needs_no_counter(tmp_path: Path) -> None:
     dense = LaunchBytes("decode", (100_000_000,) * 3, (0,) * 3)
     with open_capture(both(tmp_path / "a.mtr", dense)) as opened:
-        found = floors_of(opened)
+        found = reported(opened).floor
     # Launches of step 9, which the clock is fitted over, are of layer 0 too.
     assert [(row.layer, row.launches) for row in found.rows] == [(0, 4), (1, 1), (2, 1)]
     assert [row.fraction for row in found.rows] == pytest.approx([0.5, 0.5, 0.5])
@@ -79,7 +137,7 @@ def test_a_kernel_without_experts_needs_no_counter(tmp_path: Path) -> None:
 def test_what_is_left_out_is_said_beside_the_fraction(tmp_path: Path) -> None:
     said = replace(SAID, left_out="keys and values")
     with open_capture(both(tmp_path / "a.mtr", said)) as opened:
-        report = replace(summarise(opened), floor=floors_of(opened))
+        report = reported(opened)
     text = " ".join(to_text(report).split())
     assert "of the floor is no less than this: not counted: keys and values" in text
     assert "at 4.00 TB/s, measured by the program that was recorded: a copy of 2 GiB" in text
@@ -92,9 +150,9 @@ def test_of_a_part_of_the_blocks_it_is_at_most_this_and_never_no_less(tmp_path: 
     made.blocks = 3  # of the grid; the first alone has left lines
     facts = {LAUNCH_BYTES: said.to_fact(), COPY_BANDWIDTH: MEASURED}
     with open_capture(capture(tmp_path / "a.mtr", made, **facts)) as opened:
-        found = floors_of(opened)
         frame = views.floor(decode(opened), Traffic.of(opened))
-        report = replace(summarise(opened), floor=found)
+        report = reported(opened)
+    found = report.floor
     assert found.part_recorded == "1 of 3 blocks"
     assert {*zip(frame["blocks_seen"], frame["blocks"], strict=True)} == {(1, 3)}
     assert frame["clock_error_ns"].between(0, 100).all()
@@ -118,7 +176,7 @@ def test_each_rank_is_held_against_the_bandwidth_that_it_measured(tmp_path: Path
     with open_capture(path) as opened:
         frame = views.floor(decode(opened), Traffic.of(opened))
         given = views.floor(decode(opened), Traffic.of(opened, Bandwidth(8e12)))
-        found = floors_of(opened)
+        found = reported(opened).floor
     first = frame[(frame["layer"] == 0) & (frame["step"] == 1)]
     assert first["floor_ns"].tolist() == [11_000, 22_000, -1]
     assert (frame.loc[frame["rank"] == 2, "fraction"] == -1).all()
@@ -154,8 +212,8 @@ def test_where_it_is_not_known_the_report_says_why(
 ) -> None:
     path = capture(tmp_path / "a.mtr", experts(device=device), **facts)
     with open_capture(path) as opened:
-        found = floors_of(opened)
-        report = replace(summarise(opened), floor=found)
+        report = reported(opened)
+    found = report.floor
     assert (found.rows, found.why_not) == ((), why)
     assert f"Fraction of the floor: {why}" in " ".join(to_text(report).split())
 

@@ -267,6 +267,64 @@ def test_a_launch_whose_closing_was_lost_has_no_tail_once_a_later_one_is_whole(
     assert (row.words_lost, row.words_unknown_max) == (23, 0)
 
 
+def without_end(*, again: bool = True) -> Build:
+    """Two blocks whose load warps never close a launch; ``again``: of two launches each."""
+    build = Build(blocks=2, warps=2, roles=("load", "math"))
+    for number in range(1 + again):
+        at = MS * (number + 1)
+        for ring in range(4):
+            loads = ring % 2 == 0
+            records = span("phase", 100, 900) if loads else ()
+            end = None if loads else at + 5000
+            build.add(ring, Launch(number, at, end, step=number + 1, records=records))
+    return build
+
+
+def test_a_role_that_never_closes_is_named_and_its_shares_are_unknown(captured: Opener) -> None:
+    report = summarise(captured(without_end()))
+    assert report.loss[0].never_closed == ("load",)
+    assert report.loss_sentence().endswith("; role load never closes: without t.end()?")
+    text = to_text(report)
+    assert re.search(r"load +phase .* unknown$", text, re.MULTILINE)
+    assert not re.search(r"load +phase .* 0\.0 %$", text, re.MULTILINE)
+    (row,) = [r for r in report.to_dict()["events"] if r["event"] == "phase"]  # type: ignore[attr-defined]
+    assert row["share"] is None
+
+
+def test_a_role_that_was_killed_in_its_first_launch_is_not_said_to_never_close(
+    captured: Opener,
+) -> None:
+    report = summarise(captured(without_end(again=False)))
+    assert report.launches_cut == 2
+    assert report.loss[0].never_closed == ()
+
+
+def test_steps_seen_go_on_after_the_last_launch_with_a_timeline(captured: Opener) -> None:
+    """The agent of a kernel samples the clock when it closes, in its fourth step."""
+    build = on_sms(0, blocks=1)
+    build.host("clock_sample", 9 * MS, 9 * MS + 100, 4, (9 * MS,))
+    report = summarise(captured(build))
+    assert (report.steps.recorded, report.steps.seen) == (2, 4)
+    assert "2 steps recorded of 4 seen" in title(report)
+
+
+def test_the_times_of_a_cpu_are_not_said_to_be_of_a_gpu(captured: Opener) -> None:
+    builds = {name: demo() for name in ("cpu", "cuda")}
+    builds["cpu"][0].device = 0
+    clocks = {
+        name: next(line for line in to_text(summarise(captured(*of))).splitlines() if "±" in line)
+        for name, of in builds.items()
+    }
+    assert "on each GPU" in clocks["cuda"]
+    assert "GPU" not in clocks["cpu"]
+
+
+def test_one_step_is_no_steps(captured: Opener) -> None:
+    build = Build()
+    build.add(0, Launch(0, MS, MS + 5000))
+    assert "1 step recorded of 1 seen" in title(summarise(captured(build)))
+
+
 def title(report: Report) -> str:
     return to_text(report).split("\nloss:")[0]
 

@@ -82,10 +82,17 @@ def test_a_host_without_a_kernel_has_steps_too(tmp_path: Path) -> None:
     (row,) = steps(tmp_path, made).to_dict("records")
     assert (row["stage"], row["launches"], row["device_ns"], row["begin_ns"]) == (
         "decode",
-        0,
-        0,
+        -1,
+        -1,
         -1,
     )
+
+
+def test_of_a_step_without_a_timeline_nobody_knows_the_launches(tmp_path: Path) -> None:
+    made = served()
+    made.host("step", 10 * MS, 11 * MS, 9, (4, 64, 1, 10))
+    row = steps(tmp_path, made).set_index(["step", "stage"]).loc[(9, "step")]
+    assert row[["launches", "device_ns"]].tolist() == [-1, -1]
 
 
 def test_every_rank_has_its_steps(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Time and memory of a report: python tests/bench/bench_report.py [millions of records].
+"""Time and memory of a report: python tests/bench/bench_report.py [millions] [--bytes].
 
 Makes a capture of a GPU's worth of rings in a temporary folder, in the order in which a
-recorder drains them, summarises it in a fresh process and removes it.
+recorder drains them, reports it in a fresh process and removes it; with --bytes its program
+says the bytes of its launches, so that the report has a floor.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from megatrace.schema.layout import (
     RECORDS_PER_LINE,
     TIME_BITS,
 )
+from megatrace.schema.traffic import COPY_BANDWIDTH, LAUNCH_BYTES, LaunchBytes
 
 BLOCKS, WARPS, LAYERS = 132, 12, 62
 TILES = 100
@@ -83,7 +85,7 @@ def launch_lines(number: int, rng: np.random.Generator, state: dict[str, int]) -
     return out
 
 
-def make(path: Path, records: int) -> int:
+def make(path: Path, records: int, *, says_bytes: bool = False) -> int:
     """Write a capture of about so many records; returns how many there are."""
     rng = np.random.default_rng(1)
     rings = BLOCKS * WARPS
@@ -95,6 +97,11 @@ def make(path: Path, records: int) -> int:
         device=1, table=TABLE.to_json(), roles=["load"] + ["math"] * (WARPS - 1),
         kernels={"1": "layer"},
     )  # fmt: skip
+    if says_bytes:
+        said = LaunchBytes("layer", (400_000_000,) * LAYERS, (0,) * LAYERS)
+        writer.write_meta("fact", 0, name=LAUNCH_BYTES, process="rank0000", value=said.to_fact())
+        rate = {"bytes_per_s": 4.2e12, "how": "a copy"}
+        writer.write_meta("fact", 0, name=COPY_BANDWIDTH, process="rank0000", value=rate)
     for number in range(launches):
         lines = launch_lines(number, rng, state)
         ring = np.repeat(np.arange(rings, dtype=np.uint32), lines.shape[1])
@@ -104,13 +111,13 @@ def make(path: Path, records: int) -> int:
 
 
 def measure(path: str) -> None:
-    """Summarise ``path`` in this process; prints seconds, CPU seconds, peak bytes, records."""
-    from megatrace.analysis import summarise
+    """Report ``path`` in this process; prints seconds, CPU seconds, peak bytes, records."""
+    from megatrace.analysis.floors import reported
     from megatrace.capture.reader import open_capture
 
     begin, cpu_begin = time.perf_counter(), time.process_time()
     with open_capture(path) as capture:
-        report = summarise(capture)
+        report = reported(capture)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu_begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert report.loss[0].words_lost == 0
@@ -122,6 +129,7 @@ def main() -> None:
     """Print time, memory, their spread and the ratio to the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("millions", nargs="?", type=float, default=100.0)
+    parser.add_argument("--bytes", action="store_true", help="the program says its bytes")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -131,7 +139,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.mtr"
         begin = time.perf_counter()
-        records = make(path, int(options.millions * 1e6))
+        records = make(path, int(options.millions * 1e6), says_bytes=options.bytes)
         size = path.stat().st_size
         print(f"{records / 1e6:.1f} M records, {size / 1e6:,.0f} MB, "
               f"made in {time.perf_counter() - begin:.0f} s")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,25 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = folder / "run.mtr"
     env = environment(MEGATRACE_RUNTIME_DIR=str(folder / "runtime"))
     command = [*MEGATRACE, "record", "-o", str(output), "--", *FAKE_RANK, "--steps", "40", "--fact"]
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    return output
+
+
+@pytest.fixture(scope="session")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ranks 0 and 1 side by side for 6 steps, and both again for 4 and 3; do not change it."""
+    folder = tmp_path_factory.mktemp("restarted")
+    output = folder / "run.mtr"
+    ranks = [(0, 6), (1, 6), (0, 4), (1, 3)]
+    first, *more = (
+        shlex.join(
+            [*FAKE_RANK, "--fact", "--name", f"r{at}", "--rank", str(rank), "--steps", str(n)]
+        )
+        for at, (rank, n) in enumerate(ranks)
+    )
+    both = f"{first} & {more[0]} & wait; {more[1]} & {more[2]} & wait"
+    env = environment(MEGATRACE_RUNTIME_DIR=str(folder / "runtime"))
+    command = [*MEGATRACE, "record", "-o", str(output), "--", "sh", "-c", both]
     subprocess.run(command, env=env, check=True, capture_output=True)
     return output
 

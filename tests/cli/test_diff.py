@@ -82,6 +82,13 @@ def test_a_limit_that_is_no_percentage_is_a_usage_error(base: Path, limit: str) 
     assert done.stdout == ""
 
 
+def test_both_sides_say_that_only_some_sms_were_recorded() -> None:
+    done = megatrace("diff", MUSE, MUSE, "--json")
+    assert json.loads(done.stdout)["a"]["sms"] == "2 of 132 SMs recorded"
+    text = " ".join(megatrace("diff", MUSE, MUSE).stdout.split())
+    assert text.count("NVIDIA H200, 2 of 132 SMs recorded, 1 rank") == 2
+
+
 def test_a_gate_that_could_only_pass_is_an_error() -> None:
     done = megatrace("diff", MUSE, MUSE, "--fail-on", "2%")
     assert done.returncode == 1
@@ -95,6 +102,44 @@ def test_a_gate_on_a_cpu_is_an_error(tmp_path: Path) -> None:
     done = megatrace("diff", capture, capture, "--fail-on", "2%")
     assert done.returncode == 1
     assert "of a CPU, whose times get no verdict" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"layers": 1}, "2 layers are only in a and left out: decode 1, decode 2"),
+        ({"layers": 4}, "1 layer is only in b and left out: decode 3"),
+        ({"blocks": 1}, "launches left records of 2 and 1 blocks"),
+        ({"tokens": 1}, "steps of different sizes: 16 and 1 rows"),
+        ({"seldom": 2}, "too few launches for a verdict: all layers of decode, layer 2 of decode"),
+    ],
+)
+def test_a_gate_that_cannot_compare_all_does_not_pass(
+    base: Path, tmp_path: Path, how: dict[str, int], why: str
+) -> None:
+    other = run(tmp_path / "b.mtr", seed=2, **how)  # type: ignore[arg-type]
+    done = megatrace("diff", base, other, "--fail-on", "2%", "--json")
+    assert done.returncode == 1
+    assert f"error: --fail-on 2 %: undecided: {why}" in done.stderr
+    assert "hint: " in done.stderr
+    assert "passed" not in done.stderr
+    assert why in json.loads(done.stdout)["gate"]["undecided"]
+
+
+def test_a_layer_that_is_slower_fails_a_gate_though_others_are_missing(
+    base: Path, tmp_path: Path
+) -> None:
+    slow = run(tmp_path / "b.mtr", seed=2, layers=2, extra_ns={1: 3000})
+    done = megatrace("diff", base, slow, "--fail-on", "2%")
+    assert done.returncode == 4
+    assert "slower by more than 2 %: layer 1 of decode: +" in done.stderr
+
+
+def test_other_work_that_takes_longer_is_no_regression(base: Path, tmp_path: Path) -> None:
+    more = run(tmp_path / "b.mtr", seed=2, tokens=32, extra_ns={1: 3000})
+    done = megatrace("diff", base, more, "--fail-on", "2%")
+    assert done.returncode == 1
+    assert "undecided: steps of different sizes: 16 and 32 rows" in done.stderr
 
 
 def test_a_gate_between_two_kinds_of_gpu_is_an_error(base: Path, tmp_path: Path) -> None:

@@ -42,6 +42,13 @@ def test_the_loss_of_a_truncated_capture_is_unknown(cut: Path) -> None:
     assert "lines lost         unknown" in megatrace("info", cut).stdout
 
 
+def test_what_a_recovery_without_rings_lost_is_unknown(cut: Path) -> None:
+    whole = cut.with_name("out.mtr")
+    megatrace("recover", cut, "-o", whole)
+    assert info(whole)["lines_lost"] is None
+    assert "loss: unknown" in megatrace("report", whole).stdout
+
+
 def test_what_attached_and_what_did_not_is_in_the_text(recorded: Path) -> None:
     text = megatrace("info", recorded).stdout
     assert "scheduler of rank 0: attached to Scheduler.run_batch" in text
@@ -79,12 +86,20 @@ def some_sms(path: Path) -> Path:
     return path
 
 
+def test_every_step_is_said_to_be_as_far_as_the_rings_had_room(recorded: Path) -> None:
+    """Of a short run only the first steps are: nobody knows yet how many lines a step takes."""
+    assert info(recorded)["recorded"]["every"] == "auto: every step, as far as the rings had room"
+
+
 def test_a_part_of_the_sms_is_told_with_the_number_of_all(tmp_path: Path) -> None:
     path = some_sms(tmp_path / "run.mtr")
     words = "2 of 4 SMs recorded (--sms 0-1)"
     assert words in megatrace("info", path).stdout
     done = megatrace("export", path, "-o", tmp_path / "run.pftrace")
     assert done.returncode == 0, done.stderr
+    assert words in done.stderr
+    assert words in megatrace("export", path, "-o", tmp_path / "run.csv").stderr
+    assert "note: 2 of 4 SMs recorded" in megatrace("view", "--once", path).stdout
     opened = OpenTrace(tmp_path / "run.pftrace")
     rows = opened.rows(
         "select track.name as place, slice.name as words from slice "

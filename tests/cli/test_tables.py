@@ -110,6 +110,46 @@ def test_a_critical_path_is_of_the_launch_or_step_asked_for() -> None:
     assert len({row["step"] for row in rows(MUSE, "critical_path")}) == 1
 
 
+def test_one_column_of_moments_counts_and_two_count() -> None:
+    assert (
+        "megatrace: begin_ns counts from the first"
+        in megatrace("tables", MUSE, "step_times").stderr
+    )
+    said = megatrace("tables", MUSE, "launch_times").stderr
+    assert "megatrace: begin_ns, end_ns count from the first" in said
+
+
+def test_a_table_of_few_sms_says_so() -> None:
+    assert (
+        "megatrace: 2 of 132 SMs recorded (--sms 0-1)\n"
+        in megatrace("tables", MUSE, "launch_times").stderr
+    )
+
+
+def test_a_table_of_all_sms_says_nothing_of_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.mtr", *demo(ranks=2))
+    assert "SMs" not in megatrace("tables", path, "launch_times").stderr
+
+
+@pytest.mark.parametrize("name", ["critical_path", "critical_path_sums"])
+def test_a_path_says_what_of_it_nobody_can_follow(name: str) -> None:
+    """Two SMs of 132 were recorded: most publishers were not."""
+    frame = pd.DataFrame(rows(MUSE, name, "--step", 2))
+    unknown, whole = (frame[column].sum() / 1e3 for column in ("from_unknown_ns", "dur_ns"))
+    said = megatrace("tables", MUSE, name, "--step", 2).stderr
+    assert (
+        f"2 of 132 SMs recorded (--sms 0-1): {unknown:,.1f} of {whole:,.1f} us of the path" in said
+    )
+    assert unknown > 0
+
+
+def test_the_sums_of_a_path_are_of_the_launch_asked_for() -> None:
+    sums = rows(MUSE, "critical_path_sums", "--launch", 5)
+    assert sum(row["dur_ns"] for row in sums) == sum(
+        row["dur_ns"] for row in rows(MUSE, "critical_path", "--launch", 5)
+    )
+
+
 def test_a_large_capture_of_few_sms_has_a_typical_step_for_its_critical_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,6 +166,28 @@ def test_the_text_is_short_and_says_what_it_leaves_out() -> None:
     first = done.stdout.splitlines()[1].split()
     assert first[5] == "0"
     assert "count from the first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "hint"),
+    [
+        (["stall_classes", "--step", 500], "no timeline of step 500", "it has steps 1-4"),
+        (["launch_times", "--steps", "7:9"], "no timeline of step 7 to 8", "it has steps 1-4"),
+        (["critical_path", "--step", 500], "no timeline of step 500", "it has steps 1-4"),
+        (["step_times", "--step", 500], "no step 500", "it has steps 1-4"),
+        (["stall_classes", "--layer", 77], "no layer 77", "it has layers 0-2"),
+        (["critical_path", "--launch", 99999], "no launch_no 99999", "it has launch_no 0-15"),
+        (["phase_times", "--step", 2, "--layer", 77], "no layer 77", "it has layers 0-2"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused_with_what_there_is(
+    options: list[object], cause: str, hint: str
+) -> None:
+    done = megatrace("tables", MUSE, *options, code=2)
+    error, next_step = done.stderr.splitlines()
+    assert error == f"megatrace: error: {MUSE} has {cause}"
+    assert next_step == f"megatrace: hint: {hint}"
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

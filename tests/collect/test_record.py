@@ -14,6 +14,7 @@ import pytest
 
 from megatrace.capture.reader import open_capture
 from megatrace.collect.sampling import COUNTER_BYTES_PER_S
+from megatrace.sizes import size_text
 from tests.collect.helpers import (
     FAKE_RANK,
     MEGATRACE,
@@ -444,6 +445,8 @@ def test_host_spans_alone_are_counted_and_can_be_reported(tmp_path: Path) -> Non
     done = record(output, PYTHON, "-c", program, options=("--json",))
     note, written, after = done.stderr.splitlines()[-3:]
     assert note.startswith("megatrace: note: no kernel has a ring, so there are host spans alone")
-    assert written == f"megatrace: wrote {output}: 7 host spans, 0.0 MB"
+    size = size_text(output.stat().st_size)
+    assert written == f"megatrace: wrote {output}: 7 host spans, {size}"
+    assert size.endswith(" kB")
     assert f"next: megatrace report {output} | megatrace export {output} -o " in after
     assert json.loads(done.stdout)["host_spans"] == 7

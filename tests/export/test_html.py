@@ -24,6 +24,7 @@ from megatrace.export.html_figures import stalls_by_layer, sync_waits
 from megatrace.export.html_page import to_html
 from megatrace.export.html_tables import CLASSES, PageTables, gather
 from megatrace.export.output import OutputError
+from megatrace.schema.processes import number_of
 from tests.build import MS, Build, Launch, Rec, demo, point, stall, write
 from tests.said import BLOCKS
 
@@ -53,6 +54,21 @@ def figures_in(text: str) -> dict[str, list[dict[str, Any]]]:
     assert found is not None
     figures: dict[str, list[dict[str, Any]]] = json.loads(found[1])
     return figures
+
+
+def test_every_heat_map_begins_at_nothing(tmp_path: Path) -> None:
+    heats = [
+        trace
+        for figures in figures_in(page(MUSE, tmp_path)).values()
+        for figure in figures
+        for trace in figure["data"]
+        if trace["type"] == "heatmap"
+    ]
+    assert len(heats) > 3
+    for trace in heats:
+        most = max(value for row in trace["z"] for value in row if value is not None)
+        assert trace["zmin"] == 0
+        assert trace["zmax"] >= most * 0.9999
 
 
 def outside_scripts(text: str) -> str:
@@ -159,6 +175,25 @@ def test_step_by_step_it_is_the_same_page(tmp_path: Path) -> None:
     assert (whole.windows, parts.windows) == (1, 4)
     for name in ("stalls", "heat", "waits", "launches", "steps"):
         assert getattr(whole, name).equals(getattr(parts, name)), name
+
+
+def test_processes_of_a_rank_have_figures_and_rows_of_their_own(tmp_path: Path) -> None:
+    builds = demo(ranks=2) + demo(steps=2)
+    builds[2].rank = number_of(0, 2)
+    path = write(tmp_path / "a.mtr", *builds)
+    with open_capture(path) as capture:
+        shown = page_of(capture, summarise(capture), _gather(capture, 1 << 18))
+    names = {"0", "1", "0#2"}
+    sections = {section.name: section for section in shown.sections}
+    assert {figure.name for figure in sections["steps"].figures} == {f"rank {n}" for n in names}
+    assert {figure.name.split(":")[0] for figure in sections["sms"].figures} == {
+        f"rank {n}" for n in names
+    }
+    for key in ("sms", "steps", "loss"):
+        rows = sections[key].folds[0].rows
+        assert set(rows["rank"]) == names, key
+        assert "process" not in rows
+    assert "whatever their rank" in sections["waits"].says
 
 
 def test_names_are_shown_letter_by_letter(tmp_path: Path) -> None:

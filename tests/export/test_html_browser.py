@@ -31,6 +31,16 @@ BUTTONS = "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.tit
 EVIL_RAN = "window.evil === undefined ? 'no' : 'yes'"
 
 
+LEGENDS_ON_PLOTS = """
+[...document.querySelectorAll('.plot')].filter(plot => {
+  const [legend, area] = ['.legend', '.nsewdrag'].map(name => plot.querySelector(name));
+  const bottom = legend && legend.getBoundingClientRect().bottom;
+  const aside = legend && legend.getBoundingClientRect().left >= area.getBoundingClientRect().right;
+  return legend && !aside && bottom > area.getBoundingClientRect().top + 2;
+}).map(plot => plot.id).join()
+"""
+
+
 def written(capture_path: Path, tmp_path: Path) -> Path:
     output = tmp_path / f"{capture_path.stem}.html"
     with open_capture(capture_path) as capture:
@@ -57,6 +67,14 @@ def test_a_real_capture_is_drawn_offline_without_a_complaint(
     assert seen.too_wide_px <= 0
     assert "loader" in seen.labels
     assert png.read_bytes().startswith(PNG_MAGIC)
+
+
+@pytest.mark.parametrize("width", [480, 700, 1280])
+def test_no_legend_lies_on_what_it_explains(tmp_path: Path, width: int) -> None:
+    capture = ROOT / "examples/03_read_a_trace/layer.mtr"
+    seen = look(written(capture, tmp_path), scripts=(LEGENDS_ON_PLOTS,), size=(width, 900))
+    assert seen.answers == [""]
+    assert seen.invalid == []
 
 
 def test_themes_and_choices_redraw(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from megatrace.export.select import Steps
 from megatrace.export.viewer import sql_package, sql_text
 from megatrace.schema import Cause, Event, EventTable, Kind
 from megatrace.schema.processes import number_of
+from tests.build import demo, write
 from tests.export.trace_processor import OpenTrace
 from tests.export.traces import EPOCH_NS, Builder, assemble, small_trace
 from tests.house.tree import ROOT
@@ -32,6 +33,7 @@ VIEWS = {
     "sync_waits": "sync_waits",
 }
 """View, without ``megatrace_``, which is also its module -> table."""
+PROCESSES = {(0, 1), (1, 1), (0, 2), (1, 2)}
 OWN_CLOCK = {"begin_ns", "end_ns", "issue_ns", "use_ns", "publish_ns", "delay_ns"}
 """Columns that say when, on the clock of the rank; the trace has one axis for all."""
 
@@ -101,26 +103,44 @@ def test_of_other_ranks_all_but_the_times_on_their_own_clock_agree(
     assert shown.view(name, columns) == rows_of(table[columns])
 
 
-def test_a_second_process_of_a_rank_has_its_own_number_in_views_as_in_tables(
-    tmp_path: Path,
-) -> None:
-    trace, second = small_trace(ranks=2), {0: 0, 1: number_of(0, 2)}
-    frames = {
-        name: frame.assign(rank=frame["rank"].map(second).astype("uint16"))
-        for name in ("launches", "records", "host")
-        if len(frame := getattr(trace, name))
-    }
-    numbered = {
-        name: {second[rank]: value for rank, value in getattr(trace, name).items()}
-        for name in ("clock", "tables", "devices")
-    }
-    shown = both(replace(trace, **frames, **numbered), tmp_path / "two.pftrace")
+def test_a_second_process_of_each_rank_is_told_apart_in_views_as_in_tables(tmp_path: Path) -> None:
+    builds = demo(ranks=2) + demo(ranks=2, steps=2, tiles=6)
+    for rank, again in enumerate(builds[2:]):
+        again.rank = number_of(rank, 2)
+    with open_capture(write(tmp_path / "twice.mtr", *builds)) as capture:
+        trace = decode(capture)
+    shown = both(trace, tmp_path / "twice.pftrace")
     for name in VIEWS:
         table = shown.table(name)
+        assert set(table[["rank", "process"]].itertuples(index=False, name=None)) == PROCESSES
         columns = [column for column in table if column not in OWN_CLOCK]
         assert shown.view(name, columns) == rows_of(table[columns]), name
     gpus = shown.opened.rows("select name as c0 from track where name glob 'rank*GPU*'")
-    assert set(gpus) == {("rank 0 GPU",), ("rank 0#2 GPU",)}
+    assert set(gpus) == {(f"rank {name} GPU",) for name in ("0", "1", "0#2", "1#2")}
+
+
+def test_sums_over_a_launch_do_not_mix_the_processes_of_a_rank(tmp_path: Path) -> None:
+    builds = demo() + demo(tiles=6)
+    builds[1].rank = number_of(0, 2)
+    with open_capture(write(tmp_path / "twice.mtr", *builds)) as capture:
+        trace = decode(capture)
+    shown = both(trace, tmp_path / "twice.pftrace")
+    sums = shown.opened.rows(
+        "include perfetto module megatrace.stalls; "
+        "select rank, process, launch_no, round(sum(warp_us) * 1000) as ns, "
+        "round(sum(percent)) as percent "
+        "from megatrace_stalls_by_layer group by rank, process, launch_no"
+    )
+    times = views.launch_times(trace)
+    spent = times["dur_ns"] * times["warps_seen"]
+    told = zip(times["rank"], times["process"], times["launch_no"], spent, strict=True)
+    assert set(sums) == {(*key, 100) for key in told}
+    late = shown.opened.rows(
+        "include perfetto module megatrace.prefetch; "
+        "select process, sum(prefetches) as many from megatrace_late_prefetches group by process"
+    )
+    timing = views.prefetch_timing(trace)
+    assert dict(late) == timing[timing["verdict"] == "late"].groupby("process").size().to_dict()
 
 
 def test_a_launch_that_lost_its_end_is_told_as_the_tables_tell_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from pathlib import Path
 
@@ -28,6 +29,24 @@ def test_startup_commands_name_no_file() -> None:
     assert all(str(command["id"]).startswith("dev.perfetto.") for command in commands)
     assert "@" not in json.dumps(commands)
     assert any("CREATE OR REPLACE PERFETTO VIEW" in json.dumps(command) for command in commands)
+
+
+@pytest.mark.parametrize("rank", [0, 3, 12])
+def test_the_rows_of_the_first_rank_are_opened_whichever_process_they_are_of(rank: int) -> None:
+    rows = [
+        str(pattern)
+        for command in startup_commands(rank)
+        if "TracksByRegex" in str(command["id"])
+        for pattern in command["args"]  # type: ignore[attr-defined]
+    ]
+
+    def found(name: str) -> int:
+        return sum(bool(re.search(pattern, name)) for pattern in rows)
+
+    others = {f"rank {other} GPU" for other in (0, 1, 3, 12, 13, 31)} - {f"rank {rank} GPU"}
+    for name in (f"rank {rank}", f"rank 0{rank}", f"rank {rank}#2", f"rank 0{rank}#13"):
+        assert found(f"{name} GPU (host build, device=cpu)") == found(f"{name} CPU") == 2, name
+    assert not any(found(name) for name in others)
 
 
 def test_the_address_carries_trace_and_commands() -> None:

@@ -61,8 +61,8 @@ class Builder:
     def launch(self, **fields: Any) -> int:
         """Add a launch row; returns its number."""
         row: dict[str, Any] = {
-            "rank": self.rank, "block": 0, "warp": 0, "role": ROLES[0], "sm": 0, "launch": 1,
-            "step": 1, "kernel": "decode", "layer": 0, "ring": 0, "t0_cycles": 0,
+            "rank": self.rank, "process": 1, "block": 0, "warp": 0, "role": ROLES[0], "sm": 0,
+            "launch": 1, "step": 1, "kernel": "decode", "layer": 0, "ring": 0, "t0_cycles": 0,
             "begin_ns": EPOCH_NS, "end_ns": EPOCH_NS + LAUNCH_NS, "clock_error_ns": 40.0,
             "words": 0, "lost_lines": 0, "complete": True, "time_uncertain": False,
         }  # fmt: skip
@@ -85,7 +85,7 @@ class Builder:
         owner = self.launches[launch]
         row: dict[str, Any] = {
             name: owner[name]
-            for name in ("rank", "block", "warp", "role", "step", "kernel", "layer")
+            for name in ("rank", "process", "block", "warp", "role", "step", "kernel", "layer")
         }
         row |= {
             "launch_row": launch, "event": event, "kind": of.kind.value,
@@ -154,7 +154,7 @@ def assemble(
         base += len(builder.launches)
     ranks = [builder.rank for builder in builders]
     loss = tuple(
-        LossRow(rank, 100, lines_lost, 0, 3000, 30 * lines_lost, 0, 0, 0, {}, 0, 0)
+        LossRow(rank, 1, 100, lines_lost, 0, 3000, 30 * lines_lost, 0, 0, 0, {}, 0, 0)
         for rank in ranks
     )
     return Trace(
@@ -194,9 +194,9 @@ def host_event(
 ) -> dict[str, Any]:
     """A row of ``Trace.host``; times are of the host."""
     row: dict[str, Any] = {
-        "event": event, "rank": rank, "step": number, "begin_ns": -1, "end_ns": -1,
-        "host_begin_ns": begin_ns, "host_end_ns": end_ns, "batch_size": -1, "tokens": -1,
-        "graph": -1, "accepted": -1, "text": "",
+        "event": event, "rank": rank, "process": 1, "step": number, "begin_ns": -1,
+        "end_ns": -1, "host_begin_ns": begin_ns, "host_end_ns": end_ns, "batch_size": -1,
+        "tokens": -1, "graph": -1, "accepted": -1, "text": "",
     }  # fmt: skip
     return row | fields
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from megatrace.analysis import summarise
@@ -65,6 +66,80 @@ def test_one_step_and_one_rank_are_parts_of_the_whole(tmp_path: Path) -> None:
     both = layer_rows(whole, None)
     for one, other, all_ in zip(*by_rank, both, strict=True):
         assert one.uses + other.uses == all_.uses
+    source.close()
+
+
+def twice(path: Path) -> Path:
+    """Ranks 0 and 1 for three steps, then both again for two; rank 1 lacks the second step."""
+    builds = demo(steps=3, ranks=2) + demo(steps=2, ranks=2)
+    builds[3] = demo(steps=1, ranks=2)[1]
+    for rank, again in enumerate(builds[2:]):
+        again.rank = number_of(rank, 2)
+    return write(path, *builds)
+
+
+def test_a_step_is_of_the_ranks_that_ran_together_and_says_which(tmp_path: Path) -> None:
+    source = loaded(twice(tmp_path / "twice.mtr"))
+    found = []
+    for _ in source.steps:
+        source.turn(1)
+        status, frame = source.poll()
+        assert frame is not None
+        ran = frame.launches.sum(axis=(1, 2)) > 0
+        assert (~np.isnan(frame.time)).any(axis=1).tolist() == ran.tolist()
+        found.append((status.span, ran.tolist()))
+    assert found == [
+        ("step 1 of process 1", [True, True, False, False]),
+        ("step 2 of process 1", [True, True, False, False]),
+        ("step 3 of process 1", [True, True, False, False]),
+        ("step 1 of process 2", [False, False, True, True]),
+        ("step 2 of rank 0#2 alone", [False, False, True, False]),
+    ]
+    assert source.poll()[0].sampling == "5 of 5 steps"
+    source.close()
+
+
+def test_a_rank_has_its_own_steps_to_go_through(tmp_path: Path) -> None:
+    source = loaded(twice(tmp_path / "twice.mtr"))
+    spans = []
+    for _ in range(3):
+        source.turn(1, number_of(1, 2))
+        spans.append(source.poll()[0].span)
+    assert spans == ["step 1 of process 2", "all 5 steps", "step 1 of process 2"]
+    source.close()
+
+
+def test_warps_in_time_are_of_the_process_whose_step_is_shown(tmp_path: Path) -> None:
+    source = loaded(twice(tmp_path / "twice.mtr"))
+    second, layer = number_of(0, 2), ("layer", 0)
+    source.turn(-1, second)
+    lanes = source.lanes(second, layer, sm=0)
+    assert lanes is not None
+    assert lanes.step == 2
+    assert source.lanes(0, layer, sm=0) is None
+    source.close()
+
+    async def steps(pilot: App) -> None:
+        await pilot.press("left_square_bracket")
+        await shows(pilot, "step 2 of rank 0#2 alone")
+        await pilot.press("enter", "enter")
+        await shows(pilot, "rank 0#2", "step 2")
+        await pilot.press("escape", "escape", "r")
+        await shows(pilot, "nothing of it in step 2 of rank 0#2 alone")
+        await pilot.press("left_square_bracket")
+        await shows(pilot, "step 3 of process 1", "rank 0")
+
+    drive_capture(tmp_path / "twice.mtr", steps, (140, 30))
+
+
+def test_the_trend_of_a_layer_has_one_process_after_the_other(tmp_path: Path) -> None:
+    source = loaded(twice(tmp_path / "twice.mtr"))
+    frame = source.poll()[1]
+    assert frame is not None
+    there = (~np.isnan(frame.series[:, 0])).tolist()
+    assert there[0] == [True, True, True, False, False]
+    assert there[2] == [False, False, False, True, True]
+    assert there[3] == [False, False, False, True, False]
     source.close()
 
 

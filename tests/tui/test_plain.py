@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -73,6 +74,32 @@ def test_a_live_session_in_a_pipe_is_one_plain_table(tmp_path: Path) -> None:
         assert body["state"] == "live"
         assert {row["layer"] for row in body["layers"]} == {0, 1, 2, 3}
     assert megatrace("live", "--json", "--jsonl").returncode == 2
+
+
+def test_of_a_rank_that_restarted_a_live_session_says_both_processes(tmp_path: Path) -> None:
+    first, second = (
+        shlex.join([*RANK, "--name", name, "--steps", steps])
+        for name, steps in (("a", "20"), ("b", "100000"))
+    )
+    deadline = time.monotonic() + 30
+    with recording(tmp_path / "run.mtr", "sh", "-c", f"{first}; {second}"):
+        told: dict[str, dict[tuple[int, int], object]] = {}
+        while len(told.get("layers", ())) < 2:
+            assert time.monotonic() < deadline, told
+            done = megatrace("live", "--json")
+            if done.returncode:
+                continue
+            body = json.loads(done.stdout)
+            ranks = {(row["rank"], row["process"]): row for row in body["ranks"]}
+            told = {"ranks": ranks, "layers": body.get("layers_by_rank", {})}
+        assert {key: row["alive"] for key, row in ranks.items()} == {(0, 1): False, (0, 2): True}
+        assert ranks[0, 1]["step"] == 20
+        assert list(body["layers_by_rank"]) == ["0", "0#2"]
+        rows = [line.split() for line in megatrace("live", "--once").stdout.splitlines()]
+    assert {tuple(row[:2]) for row in rows if row[:1] in (["0"], ["0#2"])} >= {
+        ("0", "ended"),
+        ("0#2", "runs"),
+    }
 
 
 def test_a_stream_of_json_ends_with_the_recording(tmp_path: Path) -> None:

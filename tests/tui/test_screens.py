@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from textual.widgets import Input
 from megatrace.tui.heat import HeatMap
 from megatrace.tui.timeline import LaneView
 from tests.build import demo, write
-from tests.tui.helpers import H200, App, check_screen, drive_capture, main, shows, text
+from tests.tui.helpers import H200, ROOT, App, check_screen, drive_capture, main, shows, text
 
 SCREENS = {
     "layers": ((100, 30), ()),
@@ -43,6 +44,34 @@ def test_a_screen_is_as_it_was_approved(
         check_screen(name, text(pilot))
 
     drive_capture(Path("h200.mtr"), steps, size)
+
+
+MUSE = ROOT / "examples/03_read_a_trace/layer.mtr"
+
+
+def test_in_80x24_all_warps_of_a_block_are_lanes_and_all_phases_in_the_legend() -> None:
+    async def steps(pilot: App) -> None:
+        await pilot.press("down", "enter")
+        await shows(pilot, "layer  0  layer", "SM 0")
+        await pilot.press("tab", "tab", "enter")
+        await shows(pilot, "SM 0, block", "in the launch")
+        screen = text(pilot)
+        lanes = re.findall(r"^[ ▸] ?(\d+) (?:tensor|math|loader)(?! at) ", screen, re.MULTILINE)
+        assert [int(warp) for warp in lanes] == list(range(12))
+        for phase in ("attention_merge", "experts_down", "qkv_finish"):
+            assert f" {phase} " in screen
+
+    drive_capture(MUSE, steps, (80, 24))
+
+
+def test_in_a_low_terminal_the_lanes_keep_most_of_the_room() -> None:
+    async def steps(pilot: App) -> None:
+        await pilot.press("down", "enter")
+        await shows(pilot, "layer  0  layer")
+        await pilot.press("enter")
+        await shows(pilot, "of each SM", "▸SM   0", " SM   1")
+
+    drive_capture(MUSE, steps, (80, 14))
 
 
 def test_enter_goes_down_to_warps_in_time_and_escape_comes_back() -> None:

@@ -40,6 +40,23 @@
     return copy;
   }
 
+  // A legend above the bars takes more lines where the page is narrow; it is cut where it would
+  // be more than half of the figure.
+  const LINE_PX = 20, LETTER_PX = 7, GLYPH_PX = 48;
+  function makeRoom(figure, width) {
+    const { layout } = figure, { margin } = layout;
+    if (!layout.legend || layout.legend.orientation !== "h") return;
+    const names = figure.data.map((trace) => trace.name || "");
+    const longest = GLYPH_PX + LETTER_PX * Math.max(0, ...names.map((name) => name.length));
+    const columns = Math.max(1, Math.floor((width - margin.l - margin.r) / longest));
+    const lines = Math.ceil(names.length / columns);
+    const whole = names.length * GLYPH_PX + LETTER_PX * names.join("").length;
+    if (lines < 2 || whole <= width - margin.l - margin.r) return;
+    const more = LINE_PX * (lines - 1);
+    layout.margin = { ...margin, t: margin.t + more };
+    layout.height = Math.max(layout.height + more, 2 * LINE_PX * (lines + 1));
+  }
+
   // Named one by one: the library's own set has a button that sends the data to its makers.
   const buttons = [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]];
   const config = {
@@ -50,6 +67,7 @@
   function draw(place) {
     const chosen = document.querySelector(`select[data-for="${place.id}"]`);
     const figure = paint(plots[place.id][chosen ? chosen.selectedIndex : 0]);
+    makeRoom(figure, place.clientWidth);
     return Plotly.react(place, figure.data, figure.layout, config);
   }
 
@@ -74,6 +92,7 @@
     wear(prefersDark.matches ? "dark" : "light");
     drawAll();
   });
+  window.addEventListener("resize", drawAll);
   for (const select of document.querySelectorAll("select[data-for]")) {
     select.hidden = false;
     select.addEventListener("change", () => draw(document.getElementById(select.dataset.for)));

@@ -113,6 +113,8 @@ class Called : public Calls<Called<D, kWarps>, Level::timeline, D> {
   MEGATRACE_DEVICE void end() { finish(); }
 
  private:
+  // What one call adds may stand after the end of a full line.
+  static constexpr uint32_t kMostWords = 5;
   // What every call reads, in one load.
   struct alignas(16) Now {
     uint32_t t0, t0_high;
@@ -120,7 +122,7 @@ class Called : public Calls<Called<D, kWarps>, Level::timeline, D> {
     uint32_t told;  // the wait that was last found to hang, by its begin
   };
   struct alignas(16) State {
-    uint32_t line[kRecordsPerLine + 6];  // more than `used` of them mean nothing
+    uint32_t line[kRecordsPerLine + kMostWords + 1];  // more than `used` of them mean nothing
     Params p;
     uint4 cursor;  // lines, words and launches of this warp before this launch
     Now now;
@@ -263,7 +265,8 @@ class Called : public Calls<Called<D, kWarps>, Level::timeline, D> {
     State& s = begin_call();
     if (s.asked != 2) make_header();
     const uint32_t lane = ptx::lane_id(), place = lane - 1 - (lane >> 4), used = s.now.used;
-    const uint32_t number = s.cursor.x + ++s.flushed, next = s.line[used + (lane & 7)];
+    const uint32_t number = s.cursor.x + ++s.flushed,
+                   next = s.line[used + min(lane & 7, kMostWords)];
     uint32_t mine = place < used ? s.line[place] : 0;
     if ((lane & 15) == 0) mine = number;
     const uint64_t line =

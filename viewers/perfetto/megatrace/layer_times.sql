@@ -15,7 +15,9 @@ CREATE OR REPLACE PERFETTO TABLE megatrace_layer_times (
   track_id JOINID(track.id),
   -- Rank of the GPU.
   rank LONG,
-  -- Launch of the GPU, numbered within its rank from 0.
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
+  -- Launch of that process on the GPU, numbered from 0.
   launch_no LONG,
   -- Step id; 0 where the host says none.
   step LONG,
@@ -46,6 +48,7 @@ WITH
     SELECT
       slice.*,
       gpu.rank,
+      gpu.process,
       coalesce(extract_arg(slice.arg_set_id, 'debug.dur_ns'), -1) AS dur_ns
     FROM slice
     JOIN megatrace_gpu_track AS gpu USING (track_id)
@@ -58,6 +61,7 @@ SELECT
   dur,
   track_id,
   rank,
+  process,
   extract_arg(arg_set_id, 'debug.launch') AS launch_no,
   extract_arg(arg_set_id, 'debug.step') AS step,
   extract_arg(arg_set_id, 'debug.kernel') AS kernel,

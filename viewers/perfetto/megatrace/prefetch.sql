@@ -16,7 +16,9 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_prefetch (
   track_id JOINID(track.id),
   -- Rank of the GPU.
   rank LONG,
-  -- Launch of the GPU that asked, numbered within its rank from 0.
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
+  -- Launch of that process on the GPU that asked, numbered from 0.
   launch_no LONG,
   -- Step id; 0 where the host says none.
   step LONG,
@@ -72,6 +74,7 @@ SELECT
   issue.dur,
   issue.track_id,
   warp.rank,
+  warp.process,
   issue.launch_no,
   launch.step,
   launch.kernel,
@@ -91,9 +94,13 @@ SELECT
 FROM issue
 JOIN megatrace_warp_track AS warp USING (track_id)
 JOIN megatrace_layer_times AS launch
-  ON launch.rank = warp.rank AND launch.launch_no = issue.launch_no
+  ON launch.rank = warp.rank
+  AND launch.process = warp.process
+  AND launch.launch_no = issue.launch_no
 LEFT JOIN megatrace_layer_times AS use
-  ON use.rank = warp.rank AND use.launch_no = issue.use_launch
+  ON use.rank = warp.rank
+  AND use.process = warp.process
+  AND use.launch_no = issue.use_launch
 WHERE
   issue.verdict IS NOT NULL;
 
@@ -108,6 +115,8 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_late_prefetches (
   name STRING,
   -- Rank of the GPU.
   rank LONG,
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
   -- Layer of the first of them.
   layer LONG,
   -- How many prefetches were late.
@@ -120,7 +129,7 @@ WITH
     SELECT
       *,
       max(use_ns + late_ns) OVER (
-        PARTITION BY rank
+        PARTITION BY rank, process
         ORDER BY use_ns, id
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
       ) AS until
@@ -131,7 +140,10 @@ WITH
   numbered AS (
     SELECT
       *,
-      sum(until IS NULL OR use_ns > until) OVER (PARTITION BY rank ORDER BY use_ns, id) AS number
+      sum(until IS NULL OR use_ns > until) OVER (
+        PARTITION BY rank, process
+        ORDER BY use_ns, id
+      ) AS number
     FROM late
   )
 SELECT
@@ -139,10 +151,12 @@ SELECT
   max(use_ns + late_ns) - min(use_ns) AS dur,
   'layer ' || min(use_layer) || ': ' || count() || ' late, up to ' || max(late_ns) || ' ns' AS name,
   rank,
+  process,
   min(use_layer) AS layer,
   count() AS prefetches,
   max(late_ns) AS late_ns
 FROM numbered
 GROUP BY
   rank,
+  process,
   number;

@@ -26,6 +26,8 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_records (
   track_id JOINID(track.id),
   -- Rank of the GPU.
   rank LONG,
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
   -- Block of the grid.
   block LONG,
   -- Warp of the block.
@@ -45,6 +47,7 @@ SELECT
   slice.depth,
   slice.track_id,
   warp.rank,
+  warp.process,
   warp.block,
   warp.warp,
   warp.role

@@ -15,7 +15,9 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_stalls (
   track_id JOINID(track.id),
   -- Rank of the GPU.
   rank LONG,
-  -- Launch of the GPU, numbered within its rank from 0.
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
+  -- Launch of that process on the GPU, numbered from 0.
   launch_no LONG,
   -- Step id; 0 where the host says none.
   step LONG,
@@ -68,6 +70,7 @@ SELECT
   spent.dur,
   spent.track_id,
   warp.rank,
+  warp.process,
   spent.launch_no,
   launch.step,
   launch.kernel,
@@ -82,15 +85,19 @@ SELECT
 FROM spent
 JOIN megatrace_warp_track AS warp USING (track_id)
 JOIN megatrace_layer_times AS launch
-  ON launch.rank = warp.rank AND launch.launch_no = spent.launch_no;
+  ON launch.rank = warp.rank
+  AND launch.process = warp.process
+  AND launch.launch_no = spent.launch_no;
 
 -- Where the warps of a launch wait, by class: the sum over its warps.
 CREATE OR REPLACE PERFETTO VIEW megatrace_stalls_by_layer (
   -- Rank of the GPU.
   rank LONG,
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
   -- Step id; 0 where the host says none.
   step LONG,
-  -- Launch of the GPU, numbered within its rank from 0.
+  -- Launch of that process on the GPU, numbered from 0.
   launch_no LONG,
   -- Name of the kernel.
   kernel STRING,
@@ -107,16 +114,21 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_stalls_by_layer (
 ) AS
 SELECT
   rank,
+  process,
   step,
   launch_no,
   kernel,
   layer,
   class,
   sum(dur_ns) / 1e3 AS warp_us,
-  round(100.0 * sum(dur_ns) / sum(sum(dur_ns)) OVER (PARTITION BY rank, launch_no), 1) AS percent,
+  round(
+    100.0 * sum(dur_ns) / sum(sum(dur_ns)) OVER (PARTITION BY rank, process, launch_no),
+    1
+  ) AS percent,
   count() AS warps
 FROM megatrace_stalls
 GROUP BY
   rank,
+  process,
   launch_no,
   class;

@@ -16,7 +16,9 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_sync_waits (
   track_id JOINID(track.id),
   -- Rank of the GPU.
   rank LONG,
-  -- Launch of the GPU, numbered within its rank from 0.
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
+  -- Launch of that process on the GPU, numbered from 0.
   launch_no LONG,
   -- Step id; 0 where the host says none.
   step LONG,
@@ -42,7 +44,7 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_sync_waits (
   begin_ns LONG,
   -- For how long, in ns.
   dur_ns LONG,
-  -- Rank of the last arriver; -1: not known.
+  -- Rank of the last arriver, of the same process; -1: not known.
   from_rank LONG,
   -- Its block; -1: not known.
   from_block LONG,
@@ -74,11 +76,13 @@ WITH
   place AS (
     SELECT
       rank,
+      process,
       block,
       max(sm) AS sm
     FROM megatrace_warp_track
     GROUP BY
       rank,
+      process,
       block
   )
 SELECT
@@ -87,6 +91,7 @@ SELECT
   wait.dur,
   wait.track_id,
   warp.rank,
+  warp.process,
   wait.launch_no,
   launch.step,
   launch.kernel,
@@ -113,8 +118,12 @@ SELECT
 FROM wait
 JOIN megatrace_warp_track AS warp USING (track_id)
 JOIN megatrace_layer_times AS launch
-  ON launch.rank = warp.rank AND launch.launch_no = wait.launch_no
+  ON launch.rank = warp.rank
+  AND launch.process = warp.process
+  AND launch.launch_no = wait.launch_no
 LEFT JOIN place
-  ON place.rank = warp.rank AND place.block = wait.from_block
+  ON place.rank = warp.rank
+  AND place.process = warp.process
+  AND place.block = wait.from_block
 WHERE
   wait.from_block IS NOT NULL OR wait.from_nobody IS NOT NULL;

@@ -7,16 +7,17 @@
 CREATE OR REPLACE PERFETTO TABLE megatrace_gpu_track (
   -- The track.
   track_id JOINID(track.id),
-  -- Rank of the GPU; + 256 for each process of that rank before this one.
+  -- Rank of the GPU.
   rank LONG,
+  -- Which of its processes; 1 where it has had one.
+  process LONG,
   -- Whether its times are of the host build, which says nothing about a GPU.
   is_cpu BOOL
 ) AS
 SELECT
   id AS track_id,
-  cast(substr(name, 6) AS INT)
-  + iif(name GLOB 'rank *#*', 256 * (cast(substr(name, instr(name, '#') + 1) AS INT) - 1), 0)
-    AS rank,
+  cast(substr(name, 6) AS INT) AS rank,
+  iif(name GLOB 'rank *#*', cast(substr(name, instr(name, '#') + 1) AS INT), 1) AS process,
   name GLOB '*device=cpu*' AS is_cpu
 FROM track
 WHERE
@@ -28,6 +29,8 @@ CREATE OR REPLACE PERFETTO TABLE megatrace_warp_track (
   track_id JOINID(track.id),
   -- Rank of its GPU.
   rank LONG,
+  -- Which of its processes.
+  process LONG,
   -- Block of the grid.
   block LONG,
   -- SM that the block ran on; null where it ran on several.
@@ -40,6 +43,7 @@ CREATE OR REPLACE PERFETTO TABLE megatrace_warp_track (
 SELECT
   warp.id AS track_id,
   gpu.rank,
+  gpu.process,
   cast(substr(block.name, 7) AS INT) AS block,
   iif(
     block.name GLOB '* (SM *',
