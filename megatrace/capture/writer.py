@@ -293,6 +293,7 @@ class CaptureWriter:
     def _complete(self) -> None:
         try:
             self._stream.close()
+            self._good_bytes = self._sink.tell()
             os.fsync(self._fd)
             self._rename()
         except OSError as error:

@@ -275,8 +275,8 @@ def test_nobody_else_can_read_the_trace_and_it_goes_with_the_server(served: Serv
 def served_talk(port: int) -> str:
     """All that is said, in order."""
     return (
-        "megatrace: shows 2,690 slices of step 3; nothing lost; left out: 3 of 4 steps, "
-        "15 of 90 arrows; GPU clock ±4,038 ns; host ±1.2 us\n"
+        "megatrace: shows 2,690 slices of step 3; nothing lost; 2 of 132 SMs recorded "
+        "(--sms 0-1); left out: 3 of 4 steps, 15 of 90 arrows; GPU clock ±4,038 ns; host ±1.2 us\n"
         f"megatrace: from another machine, first: ssh -L {port}:127.0.0.1:{port} "
         f"{os.uname().nodename}\n"
         "megatrace: the link opens once; ctrl-C ends it\n"

@@ -3,13 +3,10 @@
 A CPU's pool holds them as a GPU's does, by the shim, and both servers read all keys from it. Where
 the two differ by a last bit of bf16, one in sixteen falls to another code, an eighth away: ties and
 likely tokens may be twice as far apart as over bf16 (0.067 and, in the median, 0.011 were seen).
-
-Two more servers, so only where MEGATRACE_LONG is set: the kernel tests hold the cache itself.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -17,10 +14,6 @@ import pytest
 
 from tests.sglang.answers import AFTER_A_TIE, Answer, Parts, apart, ask, follow, ties
 from tests.sglang.server import Environment, asked_meanwhile, serving
-
-pytestmark = pytest.mark.skipif(
-    "MEGATRACE_LONG" not in os.environ, reason="two servers more: set MEGATRACE_LONG=1"
-)
 
 TOKENS = 24
 PROMPTS = ([60, 61, 62, 63, 64], [200 - 11 * i % 150 for i in range(40)])
