@@ -6,7 +6,8 @@ follows what was drained, plus as many steps as the ring holds::
 
     limit = steps drained + SAFE * lines of a warp's ring / lines of a warp's step
 
-Lines of a step are measured where a step id changes between two headers of a warp. Until
+and at least one step more than was drained: of a step that fills most of the ring nobody can say
+that it is over before the next begins, and what it overruns is counted. Lines of a step are measured where a step id changes between two headers of a warp. Until
 then the limit is FIRST beyond what was drained: a ring is meant to hold that many steps. A step
 counts as drained when every watched warp has a later one, or when a drain finds nothing new: not
 every warp is in every step where only some SMs record, because blocks change their SMs. Nothing
@@ -67,7 +68,7 @@ class Credit:
     def _raise(self, drained: int) -> bool:
         """Set the limit after ``drained`` steps, the last of them perhaps still running."""
         need = max((w.step_lines for w in self._rings.values()), default=0)
-        limit = drained - 1 + (max(1, int(SAFE * self._lines / need)) if need else FIRST)
+        limit = drained - 1 + (max(2, int(SAFE * self._lines / need)) if need else FIRST)
         rose = limit > self.limit
         self.limit = max(self.limit, limit)
         return rose

@@ -140,7 +140,8 @@ class RingFile:
         self._lock = lock
         end = META_OFFSET + int(header["meta_bytes"])
         self.meta: dict[str, Any] = _parse_meta(path, memory[META_OFFSET:end])
-        held = memoryview(memory)  # of a bare mmap an array would not keep what it looks at
+        # Of a mmap itself an array would not keep what it looks at, nor of a view of it.
+        held = np.frombuffer(memory, np.uint8)
         self.rings = int(header["blocks"]) * int(header["warps"])
         lines, layers = int(header["lines"]), int(header["layers"])
         self.lines: NDArray[np.uint32] = np.ndarray(

@@ -20,6 +20,7 @@ from pathlib import Path
 from megatrace.errors import BuildError, ExitCode, MegatraceError, UsageError
 from megatrace.schema import layout
 from megatrace.schema.events import CAUSES, CORE, Event, EventTable, Kind
+from megatrace.schema.names import refused_name
 
 WORDS_HEADER = Path(__file__).parent.parent / "include" / "megatrace" / "words.cuh"
 
@@ -60,7 +61,14 @@ def words_header() -> str:
 
 
 def table_header(table: EventTable) -> str:
-    """The text of a table's header: one type an event, in ``megatrace::events::<name>``."""
+    """The text of a table's header: one type an event, in ``megatrace::events::<name>``.
+
+    Raises UsageError where it would not compile, or a wait says nothing of what ends it.
+    """
+    if why := refused_name(table.name, event=False):
+        raise UsageError(f"table name {table.name!r} {why}", hint="give it another name")
+    for event in table.events:
+        _refuse(event)
     lines = [_BANNER.format(source=f"the table {table.name!r}")]
     lines.append(
         f'#include "megatrace/words.cuh"\n\nnamespace megatrace::events::{table.name} {{\n\n'
@@ -70,6 +78,22 @@ def table_header(table: EventTable) -> str:
     lines += [_struct(event, event.edge in fetched) for event in table.events]
     lines.append(f"}}  // namespace megatrace::events::{table.name}\n")
     return "".join(lines)
+
+
+def _refuse(event: Event) -> None:
+    """Raise UsageError where an event makes no type."""
+    if why := refused_name(event.name):
+        raise UsageError(f"event name {event.name!r} {why}", hint="give it another name")
+    if event.kind is Kind.WAIT and not event.edge:
+        raise UsageError(
+            f"event {event.name}: a wait needs an edge",
+            hint="name what the publish or prefetch that ends it names, or make it a stall",
+        )
+    # It is a comment of one line.
+    if len(event.doc.splitlines()) > 1 or event.doc.endswith(("\n", "\\")):
+        raise UsageError(
+            f"event {event.name}: its doc is more than a line", hint="say it in one line"
+        )
 
 
 def _struct(event: Event, fetched: bool = False) -> str:

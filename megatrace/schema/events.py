@@ -23,7 +23,6 @@ from typing import Any
 
 from megatrace.errors import SchemaMismatch, UsageError
 from megatrace.schema.layout import LAYOUT_VERSION, MAX_EVENT
-from megatrace.schema.names import refused_name
 
 FIRST_USER_EVENT = 16
 
@@ -144,16 +143,19 @@ CORE: tuple[Event, ...] = (
 class EventTable:
     """A kernel's events.
 
-    Raises UsageError where two rows cannot be told apart, or a row makes no CUDA header.
+    Raises UsageError where two rows cannot be told apart. What makes no CUDA header is refused
+    where one is made (:mod:`megatrace.schema.emit`): a capture may hold it.
     """
 
     name: str
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what makes no header, ids that overlap and names that repeat."""
-        if why := refused_name(self.name, event=False):
-            raise UsageError(f"table name {self.name!r} {why}", hint="give it another name")
+        """Refuse ids that overlap and names that repeat."""
+        if not self.name.isidentifier():
+            raise UsageError(
+                f"table name {self.name!r} is no C++ identifier", hint="give it another name"
+            )
         taken: dict[int, str] = {}
         names: set[str] = set()
         for event in self.events:
@@ -226,8 +228,10 @@ class EventTable:
 
 def _check(event: Event) -> None:
     """Raise UsageError where a row by itself is wrong."""
-    if why := refused_name(event.name):
-        raise UsageError(f"event name {event.name!r} {why}", hint="give it another name")
+    if not event.name.isidentifier():
+        raise UsageError(
+            f"event name {event.name!r} is no C++ identifier", hint="give it another name"
+        )
     last = event.id + (event.kind is Kind.SPAN)
     for code in (event.id, last):
         if not FIRST_USER_EVENT <= code <= MAX_EVENT:
@@ -238,16 +242,6 @@ def _check(event: Event) -> None:
         raise UsageError(
             f"event {event.name}: a {event.kind} needs a cause",
             hint=f"one of {', '.join(CAUSES)}",
-        )
-    if event.kind is Kind.WAIT and not event.edge:
-        raise UsageError(
-            f"event {event.name}: a wait needs an edge",
-            hint="name what the publish or prefetch that ends it names, or make it a stall",
-        )
-    # It is a comment of one line in the header.
-    if len(event.doc.splitlines()) > 1 or event.doc.endswith(("\n", "\\")):
-        raise UsageError(
-            f"event {event.name}: its doc is more than a line", hint="say it in one line"
         )
 
 

@@ -65,8 +65,11 @@ def test_the_slowest_warp_holds_the_limit() -> None:
 
 def test_a_step_larger_than_the_ring_still_goes_on_one_at_a_time() -> None:
     credit = Credit(4)
-    feed(credit, lines_of((1, 40), (2, 40), (3, 40)))
-    assert credit.limit == 3
+    for step in range(1, 30):
+        assert step <= credit.limit, "the agent may begin the step"
+        feed(credit, lines_of((step, 40)))
+        nothing_new(credit)
+        assert credit.limit == step + 1
 
 
 def test_a_ring_without_lines_has_no_limit() -> None:

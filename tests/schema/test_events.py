@@ -28,13 +28,6 @@ TABLE = EventTable("t", (TILE, FULL))
         ((TILE, replace(FULL, name="tile")), "repeats"),
         ((replace(TILE, name="a tile"),), "no C\\+\\+ identifier"),
         ((replace(FULL, cause=None),), "needs a cause"),
-        ((replace(TILE, name="args"),), "is one of"),
-        ((replace(TILE, name="Kind"),), "is one of"),
-        ((replace(TILE, name="switch"),), "keyword of C\\+\\+"),
-        ((replace(TILE, name="__global__"),), "no C\\+\\+ identifier of your own"),
-        ((replace(TILE, doc="One.\nTwo."),), "more than a line"),
-        ((replace(TILE, doc="One. \\"),), "more than a line"),
-        ((replace(FULL, kind=Kind.WAIT),), "a wait needs an edge"),
     ],
 )
 def test_a_table_that_cannot_be_told_apart_is_refused(
@@ -44,12 +37,6 @@ def test_a_table_that_cannot_be_told_apart_is_refused(
         EventTable("t", events)
 
 
-@pytest.mark.parametrize("name", ["switch", "uint32_t", "a table", "__t"])
-def test_a_table_whose_name_is_no_namespace_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="table name"):
-        EventTable(name, (TILE,))
-
-
 def test_the_hint_of_an_error_stands_in_the_traceback() -> None:
     """Who uses the library sees no other: only the program's verbs print it themselves."""
     with pytest.raises(UsageError) as caught:
@@ -57,6 +44,33 @@ def test_the_hint_of_an_error_stands_in_the_traceback() -> None:
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         shown = "".join(traceback.format_exception(error))
         assert shown.count("hint: a span takes two ids: its own and the next") == 1
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ((replace(TILE, name="args"),), "is one of"),
+        ((replace(TILE, name="Kind"),), "is one of"),
+        ((replace(TILE, name="switch"),), "keyword of C\\+\\+"),
+        ((replace(TILE, name="__global__"),), "no C\\+\\+ identifier of your own"),
+        ((replace(TILE, doc="One.\nTwo."),), "more than a line"),
+        ((replace(TILE, doc="One. \\"),), "more than a line"),
+        ((replace(FULL, kind=Kind.WAIT),), "a wait needs an edge"),
+    ],
+)
+def test_what_makes_no_header_is_refused_there_and_can_be_read(
+    events: tuple[Event, ...], words: str
+) -> None:
+    table = EventTable("t", events)
+    assert EventTable.from_json(table.to_json()) == table
+    with pytest.raises(UsageError, match=words):
+        table_header(table)
+
+
+@pytest.mark.parametrize("name", ["switch", "uint32_t", "__t"])
+def test_a_table_whose_name_is_no_namespace_makes_no_header(name: str) -> None:
+    with pytest.raises(UsageError, match="table name"):
+        table_header(EventTable(name, (TILE,)))
 
 
 def test_a_table_comes_back_from_its_json_with_the_same_hash() -> None:
