@@ -93,6 +93,8 @@ class LineCopies:
         still = (numbers[self._rows] == self._held[:, ::HALF_WORDS]).all(axis=1)
         self._hand_on(self._rows[still], self._held[still])
         fresh = (numbers != self._at_home).any(axis=1) & (numbers == self._seen).all(axis=1)
+        if len(self._held) or fresh.any() or (numbers != self._seen).any():
+            self._hurry_until_s = time.monotonic() + _HURRY_S  # what came waits for two copies more
         self._rows = np.flatnonzero(fresh)
         self._held = self.staging[self._rows]
         self._seen = numbers

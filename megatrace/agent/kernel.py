@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from megatrace.agent.copies import COPY_S
@@ -51,7 +51,7 @@ _FIRST_SAMPLES = 3
 class RingSize:
     """``lines`` (128 bytes) a warp, a power of two; ``layers`` of sums.
 
-    Raises UsageError where there would be no line to write to.
+    Raises UsageError for another number of lines.
     """
 
     lines: int = 256
@@ -59,8 +59,10 @@ class RingSize:
 
     def __post_init__(self) -> None:
         """Refuse a ring that a kernel would write beside."""
-        if self.lines < 2:
-            raise UsageError(f"ring: {self.lines} lines a warp", hint="use 2 or more")
+        if self.lines < 2 or self.lines & (self.lines - 1):
+            raise UsageError(
+                f"ring: {self.lines} lines a warp", hint="use a power of two from 2 on"
+            )
 
 
 class KernelAgent:
@@ -131,8 +133,11 @@ class KernelAgent:
                 undo.callback(_discard, ring)
                 memory = CudaMemory(ring, cuda) if cuda else HostMemory(ring)
                 undo.callback(memory.abandon)
-                agent = cls(ring, memory, ClockProbe(cuda) if cuda else None)
-            except (RingError, OSError, MemoryError) as error:
+                probe = ClockProbe(cuda) if cuda else None
+                if probe is not None:
+                    undo.callback(_quietly, probe.close)
+                agent = cls(ring, memory, probe)
+            except (RingError, OSError, MemoryError, RuntimeError) as error:  # the last: no thread
                 return _not_recorded(error)
             undo.pop_all()
         return agent
@@ -306,6 +311,11 @@ def _create(
     )
     with preferred_node(node):
         return session.create_ring_of_process(f"rank{rank:04d}", spec)
+
+
+def _quietly(close: Callable[[], None]) -> None:
+    with contextlib.suppress(RingError):
+        close()
 
 
 def _discard(ring: RingFile) -> None:

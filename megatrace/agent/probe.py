@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from megatrace.agent.cuda import Cuda
@@ -33,9 +34,12 @@ class ClockProbe:
         self._cuda = cuda
         # The driver's own memory, which it gives where it pins nobody else's.
         self._host, self._device = cuda.allocate_host(_PAGE_BYTES)
-        ptx = (include_dir() / "megatrace" / "clock_probe.ptx").read_text()
-        self._module, self._function = cuda.load_kernel(ptx, "megatrace_clock_probe")
-        self._stream = cuda.stream()
+        with ExitStack() as undo:
+            undo.callback(cuda.free_host, self._host)
+            ptx = (include_dir() / "megatrace" / "clock_probe.ptx").read_text()
+            self._module, self._function = cuda.load_kernel(ptx, "megatrace_clock_probe")
+            self._stream = cuda.stream()
+            undo.pop_all()
 
     def sample(self) -> ClockSample | None:
         """The sample of the shortest of a few round trips; None where there was no answer.

@@ -73,12 +73,17 @@ def command(
     asks = {key: str(value) for key, value in wanted.items() if value is not None}
     if output is not None:
         asks["output"] = str(output.absolute())
+    _check(asks)
     from megatrace.cli.live import first_reading
     from megatrace.tui.live import LiveSource
 
     source = LiveSource(session)
     try:
         name = first_reading(source)
+        if not source.note:
+            raise SessionError(
+                f"no process of {name} has attached yet", hint="steer it once one has"
+            )
         done = _ask(source, name, asks) if asks else {}
         now = dict(source.note.get("asked", {}))
     finally:
@@ -92,12 +97,20 @@ def command(
     return 0
 
 
+def _check(asks: dict[str, str]) -> None:
+    """Raise UsageError where the recorder would refuse: here it is a usage error."""
+    from megatrace.collect.options import parse_every, parse_sms, parse_steps
+
+    for key, parse in (("every", parse_every), ("steps", parse_steps), ("sms", parse_sms)):
+        if key in asks and asks[key] != "all":
+            parse(asks[key])
+
+
 def _ask(source: LiveSource, name: str, asks: dict[str, str]) -> dict[str, Any]:
     """Send ``asks`` and say the answer; the burst that is done, {} where none was asked for."""
     from megatrace.collect.talk import Talk
 
-    before = dict(source.note.get("burst", {})).get("path")
-    source.ask(**asks)
+    wish = source.ask(**asks)
     answers = _wait(source, name, source.answers, time.monotonic() + _ANSWER_S)
     if not answers:
         raise SessionError(
@@ -110,7 +123,7 @@ def _ask(source: LiveSource, name: str, asks: dict[str, str]) -> dict[str, Any]:
 
     def finished() -> dict[str, Any]:
         burst = dict(source.note.get("burst", {}))
-        return {} if burst.get("path") == before or burst.get("state") == "running" else burst
+        return burst if burst.get("wish") == wish and burst.get("state") != "running" else {}
 
     if "burst" not in asks:
         return {}
@@ -127,9 +140,9 @@ def _wait(
     """What ``found`` says first, or at ``give_up_s``. Raises SessionError where ``name`` ends."""
     while True:
         source.poll()
-        if not source.attached or source.name != name:
-            raise SessionError(f"{name} ended", hint="its capture holds what it kept until then")
-        result = found()
+        result = found()  # the last page of a recording that has just ended says it too
         if result or (give_up_s is not None and time.monotonic() > give_up_s):
             return result
+        if not source.attached or source.name != name:
+            raise SessionError(f"{name} ended", hint="its capture holds what it kept until then")
         time.sleep(_LOOK_S)

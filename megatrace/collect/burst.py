@@ -45,14 +45,16 @@ class Burst:
     """The lines of some steps, on their way into ``path``.
 
     Attributes:
+        wish: the id of the wish that asked for it.
         path: the file, under this name once it is whole.
         steps: asked for.
         state: ``running``, ``done`` or ``failed``.
         text: how it went.
     """
 
-    def __init__(self, path: Path, steps: int, opening: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, steps: int, opening: Mapping[str, Any], wish: str) -> None:
         """Open the file, with the facts of the large one. Raises RecordError."""
+        self.wish = wish
         self.path = path
         self.steps = steps
         self.state = "running"
@@ -191,6 +193,6 @@ def describe(bursts: Sequence[Burst]) -> dict[str, object]:
         return {}
     last = bursts[-1]
     return {
-        "path": str(last.path.absolute()), "steps": last.steps, "state": last.state,
-        "text": last.text,
+        "wish": last.wish, "path": str(last.path.absolute()), "steps": last.steps,
+        "state": last.state, "text": last.text,
     }  # fmt: skip

@@ -7,12 +7,13 @@ follows what was drained, plus as many steps as the ring holds::
     limit = steps drained + SAFE * lines of a warp's ring / lines of a warp's step
 
 and at least one step more than was drained: of a step that fills most of the ring nobody can say
-that it is over before the next begins, and what it overruns is counted. Lines of a step are measured where a step id changes between two headers of a warp. Until
-then the limit is FIRST beyond what was drained: a ring is meant to hold that many steps. A step
-counts as drained when every watched warp has a later one, or when a drain finds nothing new: not
-every warp is in every step where only some SMs record, because blocks change their SMs. Nothing
-new does not say that the last step is over, so it tells of no step's lines: those that an agent
-copies out come in bursts, with a step cut anywhere.
+that it is over before the next begins, and what it overruns is counted. Lines of a step are
+measured where a step id changes between two headers of a warp. Until then the limit is FIRST
+beyond what was drained: a ring is meant to hold that many steps. A step counts as drained when
+every watched warp has a later one, or when a drain finds nothing new: not every warp is in every
+step where only some SMs record, because blocks change their SMs. Nothing new does not say that the
+last step is over, so it tells of no step's lines: those that an agent copies out come in bursts,
+with a step cut anywhere.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ from megatrace.errors import ExitCode, RecordError
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _FIND_SPEC = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
-# As words of their own: --api-key is one, --max-total-tokens and --tokenizer-path are none.
+# A word that ends so: --api-key and --hfToken are secrets, --max-total-tokens and --tokenizer-path
+# are none.
 _SECRET_FLAG = re.compile(
-    r"--?(?:[a-z0-9]+[_-])*(key|api-?keys?|token|secrets?|password|passwd)(?:[_-][a-z0-9]+)*",
+    r"--?(?:[a-z0-9]+[_-])*[a-z0-9]*(?:key|api-?keys|token|secrets?|password|passwd)"
+    r"(?:[_-][a-z0-9]+)*",
     re.IGNORECASE,
 )
 

@@ -59,7 +59,7 @@ class Viewers:
 
     def _grant(self, wish: Wish) -> str:
         try:
-            text = self._do(wish.asks)
+            text = self._do(wish)
         except MegatraceError as error:
             self._answer(wish, False, f"{error}" + (f" ({error.hint})" if error.hint else ""))
             return ""
@@ -69,7 +69,8 @@ class Viewers:
     def _answer(self, wish: Wish, ok: bool, text: str) -> None:
         self._answers.append({"id": wish.id, "ok": ok, "text": text[:400]})
 
-    def _do(self, asks: dict[str, str]) -> str:
+    def _do(self, wish: Wish) -> str:
+        asks = wish.asks
         if not asks:
             raise UsageError("nothing is asked for")
         said = []
@@ -78,10 +79,10 @@ class Viewers:
             self._steering.change(options)
             said.append(", ".join(f"{k} {v}" for k, v in asked(options).items() if k in asks))
         if "burst" in asks:
-            said.append(self._begin_burst(asks["burst"], asks.get("output", "")))
+            said.append(self._begin_burst(asks["burst"], asks.get("output", ""), wish.id))
         return "; ".join(said)
 
-    def _begin_burst(self, text: str, output: str) -> str:
+    def _begin_burst(self, text: str, output: str, wish: str) -> str:
         steps = int(text) if text.isdecimal() else 0
         if not 0 < steps <= MAX_BURST:
             raise UsageError(f"a burst of {text!r} steps", hint=f"1 to {MAX_BURST}")
@@ -94,7 +95,7 @@ class Viewers:
             raise UsageError("no rank runs that could record a burst")
         path = burst_path(self._capture, output, len(self._bursts) + 1)
         options = {**dict(self.opening.get("options", {})), "burst": steps}
-        burst = Burst(path, steps, {**self.opening, "options": options})
+        burst = Burst(path, steps, {**self.opening, "options": options}, wish)
         now = time.monotonic()
         for source in living:
             ack = self._steering.burst(source, steps, now)

@@ -129,3 +129,16 @@ def test_copies_are_frequent_only_while_a_timeline_is_wanted(
     copies.expect(LEVEL_TIMELINE)
     assert copies.due()
     assert copies.due()
+
+
+def test_what_a_copy_has_found_is_followed_at_once(make: Callable[[str], RingFile]) -> None:
+    device = make("device")
+    copies = LineCopies(make("home"))
+    copies.expect(LEVEL_COUNTERS)
+    assert copies.due()
+    LineWriter(device).write(0)  # a warp that hangs says so
+    copy(copies, device)
+    assert copies.due()
+    assert not copy(copies, device)
+    assert copies.due()
+    assert copy(copies, device) == 1

@@ -228,9 +228,10 @@ def test_steps_that_are_said_while_the_agent_closes_are_taken_or_dropped(session
     assert failures == []
 
 
-def test_a_ring_without_a_line_is_refused() -> None:
-    with pytest.raises(UsageError, match="0 lines a warp"):
-        RingSize(lines=0)
+@pytest.mark.parametrize("lines", [0, 1, 100])
+def test_a_ring_of_any_other_number_of_lines_is_refused(lines: int) -> None:
+    with pytest.raises(UsageError, match=f"{lines} lines a warp"):
+        RingSize(lines=lines)
 
 
 @pytest.mark.parametrize("changes", [{"blocks": 0}, {"roles": ()}])

@@ -116,6 +116,8 @@ def test_the_short_name_is_that_of_what_runs(command: list[str], name: str) -> N
         (["s", "--ssl-keyfile-password", "abc"], ["s", "--ssl-keyfile-password", "***"]),
         (["s", "--secret-v2", "abc"], ["s", "--secret-v2", "***"]),
         (["s", "--apikey", "abc"], ["s", "--apikey", "***"]),
+        (["s", "--accessToken", "abc"], ["s", "--accessToken", "***"]),
+        (["s", "--authtoken=abc"], ["s", "--authtoken=***"]),
     ],
 )
 def test_secrets_of_a_command_line_are_not_kept(command: list[str], kept: list[str]) -> None:
