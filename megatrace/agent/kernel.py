@@ -33,7 +33,7 @@ from megatrace.agent.steps import capture_window, step_signal
 from megatrace.agent.tell import session_or_none
 from megatrace.errors import RingError, UsageError
 from megatrace.ring.control import ALL_SMS, Control, read_ack, read_control, write_ack
-from megatrace.ring.file import RingFile, RingSpec
+from megatrace.ring.file import UNPINNED_FACT, RingFile, RingSpec
 from megatrace.ring.host import HostWriter
 from megatrace.ring.session import Session
 from megatrace.schema import HOST, EventTable
@@ -88,7 +88,7 @@ class KernelAgent:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         if memory.unpinned:
-            self.fact("unpinned_ring", {"why": memory.unpinned})
+            self.fact(UNPINNED_FACT, {"why": memory.unpinned})
         for _ in range(_FIRST_SAMPLES):  # some get no answer, and a program may be over soon
             self._sample_clock()
         self._wait_for_recorder()

@@ -22,6 +22,7 @@ from megatrace.capture.scan import NOT_A_CAPTURE, scan
 from megatrace.errors import CaptureError, FormatError, TruncatedError
 from megatrace.schema.events import EventTable
 from megatrace.schema.layout import COUNTERS, HOST_RECORD, LINE_BYTES, LINE_WORDS
+from megatrace.schema.processes import rank_text
 
 VERIFY_BYTES = 1 << 26
 """Files up to this size are verified when they are opened, larger ones as they are read."""
@@ -110,6 +111,7 @@ class Capture:
         self.rings: dict[int, RingFacts] = rings_of(self.meta)
         self.loss: dict[tuple[int, int], int] = loss_of(self.meta)
         self._check_totals()
+        self._check_copied()
 
     @property
     def complete(self) -> bool:
@@ -282,6 +284,14 @@ class Capture:
                     self.problems.append(
                         f"the end counts {totals.get(name)} {name}, here are {found}"
                     )
+
+    def _check_copied(self) -> None:
+        for row in self.facts("loss"):
+            if row.fields.get("uncopied"):
+                self.problems.append(
+                    f"rank {rank_text(row.rank)}: its ring was not pinned and it did not end in "
+                    "order: lines that were not copied out are lost, nobody knows how many"
+                )
 
 
 def _index_of(batches: list[Batch]) -> LineIndex:

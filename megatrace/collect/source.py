@@ -16,7 +16,7 @@ from megatrace.collect.served import Served
 from megatrace.collect.tally import RoleSums, role_sums
 from megatrace.ring.control import Ack, read_ack
 from megatrace.ring.drain import Drained, LineReader, LineStats
-from megatrace.ring.file import RingFile
+from megatrace.ring.file import STATE_CLOSED, UNPINNED_FACT, RingFile
 from megatrace.ring.host import Fact, FactAssembler
 from megatrace.ring.records import CounterReader, HostReader
 from megatrace.schema import CORE, HOST
@@ -204,7 +204,13 @@ class Source:
             "host_read": self._host.read,
             "host_lost": self._host.lost,
             "facts_broken": self._assembler.broken,
+            **({"uncopied": True} if self._uncopied else {}),
         }
+
+    @property
+    def _uncopied(self) -> bool:
+        """Whether the device may hold lines that nobody will copy out of it."""
+        return UNPINNED_FACT in self.facts and self.ring.state != STATE_CLOSED
 
     def release(self) -> None:
         """Give the memory of an ended ring back; what it came to stays."""

@@ -43,6 +43,8 @@ from megatrace.schema.layout import (
 _CUDA = 1
 STATE_MAKING, STATE_LIVE, STATE_CLOSED = 0, 1, 2
 SECTION_ALIGN = 4096
+UNPINNED_FACT = "unpinned_ring"
+"""Name of the fact that says why a GPU's lines do not come by themselves."""
 MAX_RING_BYTES = 1 << 40
 
 

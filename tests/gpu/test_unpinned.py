@@ -54,6 +54,18 @@ def test_every_launch_comes_home_all_the_same(target: str, tmp_path: Path) -> No
     assert launches.complete.all()
 
 
+def test_of_a_process_that_ends_without_closing_nobody_says_that_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "hang.mtr"
+    done = recorded(out, HOST, str(HANG), "TARGET", "one body")
+    assert done.returncode == 3, done.stderr
+    capture = open_capture(out)
+    assert not capture.complete
+    (problem,) = capture.problems
+    assert "its ring was not pinned and it did not end in order" in problem
+
+
 # The host build's verdict ends the program at once.
 @pytest.mark.gpu
 def test_a_hang_comes_home_before_the_kernel_is_given_up(tmp_path: Path) -> None:

@@ -231,3 +231,20 @@ def test_flipped_bits_never_do_more_than_refuse(tmp_path: Path) -> None:
             damaged[lines] = rng.randbytes(len(data) - 3 * 4096)
         path.write_bytes(damaged)
         use_or_refuse(path)
+
+
+def test_what_looks_at_a_ring_outlives_its_close_and_then_it_is_unmapped(
+    make_ring: MakeRing,
+) -> None:
+    def mapped() -> bool:
+        return ring.path.name in Path("/proc/self/maps").read_text()
+
+    ring = make_ring()
+    ring.lines[2, 3, 4] = 7
+    lines = ring.lines[2]
+    ring.close()
+    assert lines[3, 4] == 7
+    assert mapped()
+    del lines
+    ring.close()
+    assert not mapped()
