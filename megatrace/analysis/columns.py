@@ -297,14 +297,15 @@ CRITICAL_PATH = Table(
 
 CRITICAL_PATH_SUMS = Table(
     "critical_path_sums",
-    "The rows of critical_path added up by layer, role and event, the longest first.",
+    "The rows of critical_path added up by layer, role and event, the longest first; of several "
+    "steps one after another, each with shares of its own path.",
     (
         *_RANK,
         *_LAUNCH[3:],
         Column("role", "category", "", "Role of the warp."),
         *(column for column in CRITICAL_PATH.columns if column.name in ("what", "event")),
         _ns("dur_ns", "Sum."),
-        Column("share", "float64", "", "Of the whole path."),
+        Column("share", "float64", "", "Of the whole path; of several steps, of its step's."),
         _ns("from_unknown_ns", "Sum."),
         _count("times", "", "Rows of critical_path."),
     ),

@@ -61,11 +61,14 @@ class _Facts:
     event_code: Rows
     ended_by: dict[int, tuple[int, int, str]]
     """Row of a wait -> (row of the launch that ended it, when, edge)."""
+    by_a_peer: frozenset[int]
+    """Rows of waits that a recorded publish of another GPU ended."""
 
     @classmethod
     def of(cls, trace: Trace) -> _Facts:
         """Of every launch of the trace: the path may lead anywhere."""
         events = trace.records["event"]
+        ended_by, by_a_peer = _enders(trace)
         return cls(
             trace.launches["begin_ns"].to_numpy(),
             last_known(trace),
@@ -74,12 +77,16 @@ class _Facts:
             spans_of(trace),
             [str(name) for name in events.cat.categories],
             events.cat.codes.to_numpy().astype(np.intp),
-            _enders(trace),
+            ended_by,
+            by_a_peer,
         )
 
 
-def _enders(trace: Trace) -> dict[int, tuple[int, int, str]]:
-    """What ended each wait of one GPU that blocked: a publish, or a prefetch that was late."""
+def _enders(trace: Trace) -> tuple[dict[int, tuple[int, int, str]], frozenset[int]]:
+    """What ended each wait of one GPU that blocked: a publish, or a prefetch that was late.
+
+    And the waits that a publish of another GPU ended.
+    """
     records = trace.records
     launch = records["launch_row"].to_numpy()
     names = [str(name) for name in records["edge"].cat.categories]
@@ -89,6 +96,7 @@ def _enders(trace: Trace) -> dict[int, tuple[int, int, str]]:
     known = arrivals.publish >= 0
     # Another GPU's rows would be on another clock: the path stays on this one.
     mine, theirs = (numbers_at(trace, of) for of in (arrivals.wait, arrivals.publish))
+    by_a_peer = frozenset(arrivals.wait[known & (mine != theirs)].tolist())
     known &= mine == theirs
     for wait, publish, when in zip(
         arrivals.wait[known].tolist(),
@@ -102,7 +110,7 @@ def _enders(trace: Trace) -> dict[int, tuple[int, int, str]]:
     for issue, use in zip(uses.issue.tolist(), uses.blocked.tolist(), strict=True):
         if use >= 0:
             found[use] = (int(launch[issue]), int(begin[issue]), names[edge[use]])
-    return found
+    return found, by_a_peer
 
 
 @dataclass(slots=True)
@@ -139,7 +147,8 @@ class _Walk:
             ender = self.facts.ended_by.get(row)
             if ender is None or row in seen:
                 now = max(int(self.facts.waits.begin_ns[wait]), self.low_ns)
-                unknown = ender is None and what in (INPUT, PEER)
+                unknown = ender is None and row not in self.facts.by_a_peer
+                unknown &= what in (INPUT, PEER)
                 self._add(_Row(warp, now, end, what, event, from_unknown=unknown))
                 continue
             seen.add(row)
@@ -283,7 +292,10 @@ def critical_path_sums(
     step: int | None = None,
     rank: int | None = None,
 ) -> pd.DataFrame:
-    """Where the time of a :func:`critical_path` goes; columns as ``CRITICAL_PATH_SUMS`` says."""
+    """Where the time of a :func:`critical_path` goes; columns as ``CRITICAL_PATH_SUMS`` says.
+
+    ``share`` is of that one path: of a step's sums it adds up to 1.
+    """
     path = critical_path(trace, launch_no=launch_no, step=step, rank=rank)
     keys = ["rank", "process", "step", "kernel", "layer", "role", "what", "event"]
     sums = path.groupby(keys, observed=True, sort=False).agg(

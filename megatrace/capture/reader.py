@@ -130,11 +130,15 @@ class Capture:
 
     @property
     def lines_known(self) -> bool:
-        """Whether all lines lost are counted: by the recorder, or by ``recover`` from all rings."""
+        """Whether all lines lost are counted: by the recorder, or by ``recover`` from all rings.
+
+        Not where a ring could not be read again that lines of damaged bytes may have been of.
+        """
         if self.end is None or self.complete:
             return self.complete
         said = self.end.fields
-        return self.recovered and bool(said.get("session")) and not said.get("rings_gone")
+        known = said.get("lines_known", not said.get("rings_gone"))
+        return self.recovered and bool(said.get("session")) and bool(known)
 
     @property
     def tables(self) -> dict[int, EventTable]:

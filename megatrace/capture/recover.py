@@ -23,6 +23,8 @@ class Recovery:
     kept_bytes: int
     lost_bytes: int
     problems: tuple[str, ...]
+    damaged_inside: bool = False
+    """Bytes before the end were lost too, not only those that a killed writer left unfinished."""
 
 
 def recover(part: str | Path, out: str | Path, *, force: bool = False) -> Recovery:
@@ -33,7 +35,8 @@ def recover(part: str | Path, out: str | Path, *, force: bool = False) -> Recove
     """
     part, out = Path(part), Path(out)
     try:
-        found = scan(memoryview(_map(part)), need_schema=False)
+        file = memoryview(_map(part))
+        found = scan(file, need_schema=False)
     except CaptureError as error:
         raise type(error)(f"{part}: {error}", hint=error.hint) from None
     if not found.batches:
@@ -51,7 +54,15 @@ def recover(part: str | Path, out: str | Path, *, force: bool = False) -> Recove
     except BaseException:
         writer.abandon()
         raise
-    return Recovery(path, lines, kept_bytes, found.skipped_bytes, tuple(found.problems))
+    unfinished = 0 if found.ended else len(file) - found.frames[-1][1]
+    return Recovery(
+        path,
+        lines,
+        kept_bytes,
+        found.skipped_bytes,
+        tuple(found.problems),
+        damaged_inside=found.skipped_bytes > unfinished,
+    )
 
 
 def _map(part: Path) -> mmap.mmap:

@@ -75,6 +75,15 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str 
         sys.stdout.write((indent + "  ".join(cells)).rstrip() + "\n")
 
 
+def wrapped(text: str, indent: str) -> str:
+    """``text`` in lines as wide as the terminal, each after ``indent``."""
+    import shutil
+    import textwrap
+
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+
+
 def warn_incomplete(capture: Capture) -> None:
     """Say on stderr that ``capture`` is incomplete, and why, where it is."""
     if capture.complete:

@@ -34,7 +34,8 @@ def command(file: Path, output: Path | None, force: bool, as_json: bool) -> None
         talk.warn(f"{file}: {problem}")
     for ring in found.rings_gone:
         talk.warn(
-            f"{ring} was in a memfd that went with its last process: what only it had is lost"
+            f"{ring} was in a memfd that went with its last process, or cannot be read: "
+            "what only it had is lost"
         )
     lost = "unknown how many" if found.lines_lost < 0 else f"{found.lines_lost:,}"
     talk.say(

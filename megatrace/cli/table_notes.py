@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from megatrace.errors import UsageError
@@ -28,6 +28,8 @@ def refuse_absent(
 
     ``rank`` None: that no rank has. ``host``: steps that its host alone tells of are there.
     """
+    if steps is None and launch is None and layer is None:
+        return
     from megatrace.analysis.trace import load
 
     loaded = load(capture, None if rank is None else [rank])
@@ -35,7 +37,7 @@ def refuse_absent(
     if steps is not None:
         there = {step for of in launches for step in set(of.step.tolist())}
         there |= set(loaded.host["step"].tolist()) if host else set()
-        last = f" to {steps[-1]}" if len(steps) > 1 else ""
+        last = f" to {steps[-1]}" if steps[-1] > steps.start else ""
         kind = "step" if host else "timeline of step"
         _refuse(capture, there, steps, f"{kind} {steps.start}{last}", "steps")
     if launch is not None:
@@ -46,10 +48,13 @@ def refuse_absent(
         _refuse(capture, there, [layer], f"layer {layer}", "layers")
 
 
-def _refuse(capture: Capture, there: set[int], wanted: Iterable[int], what: str, kind: str) -> None:
+def _refuse(
+    capture: Capture, there: set[int], wanted: Container[int], what: str, kind: str
+) -> None:
     from megatrace.export.select import ranges_text
 
-    if there and there.isdisjoint(wanted):
+    # Not by walking what is wanted: a range of steps may be as long as one likes.
+    if there and not any(one in wanted for one in there):
         raise UsageError(
             f"{capture.path} has no {what}", hint=f"it has {kind} {ranges_text(sorted(there))}"
         )
@@ -81,13 +86,16 @@ def say_whose(talk: Talk, capture: Capture, path: pd.DataFrame, what: str, *, of
 
     ``what`` is "" for the step of its rows; ``of_all``: no rank was asked for.
     """
+    from megatrace.analysis.numbers import numbers_of
     from megatrace.analysis.summary import ranks_of
-    from megatrace.schema.processes import label, rank_text
+    from megatrace.export.select import ranges_text
+    from megatrace.schema.processes import rank_text
 
-    first = path.iloc[0]
-    whose = label(int(first["rank"]), int(first["process"]))
-    what = what or f"step {first['step']}"
-    others = [name for name in map(rank_text, ranks_of(capture)) if name != whose]
+    mine = sorted(set(numbers_of(path).tolist()))
+    steps = set(path["step"].tolist())
+    what = what or f"step{'s' * (len(steps) > 1)} {ranges_text(steps)}"
+    whose = ", ".join(map(rank_text, mine))
+    others = [rank_text(one) for one in ranks_of(capture) if one not in mine]
     if of_all and others:
         talk.say(f"the path is of {what} of rank {whose} alone; --rank {others[0]} is of another")
 

@@ -29,6 +29,8 @@ _MOMENTS = ("begin_ns", "end_ns", "issue_ns", "use_ns", "publish_ns")
 """Columns that are times of globaltimer: 19 digits that nobody reads."""
 _PATHS = ("critical_path", "critical_path_sums")
 """Tables of one step or launch, which need not have a column of the launch."""
+_ACROSS_RANKS = (*_PATHS, "sync_waits")
+"""Tables that take the wrong publish for a peer's where the other ranks are left out."""
 _FORMATS = ("text", "csv", "json", "parquet")
 
 
@@ -139,7 +141,7 @@ def _list(format_: str) -> None:
     from dataclasses import asdict
 
     from megatrace.analysis.columns import TABLES
-    from megatrace.cli.console import print_json, print_table
+    from megatrace.cli.console import print_json, print_table, wrapped
 
     if format_ not in ("text", "json"):
         raise UsageError(f"the list of tables is no {format_}", hint="give the NAME of a table")
@@ -147,18 +149,10 @@ def _list(format_: str) -> None:
         print_json("tables", {"tables": [asdict(table) for table in TABLES.values()]})
         return
     for table in TABLES.values():
-        sys.stdout.write(f"{table.name}\n{_wrapped(table.doc, '  ')}\n")
+        sys.stdout.write(f"{table.name}\n{wrapped(table.doc, '  ')}\n")
         rows = [(c.name, c.dtype, c.unit, c.doc) for c in table.columns]
         print_table(("column", "dtype", "unit", "what"), rows, indent="  ")
         sys.stdout.write("\n")
-
-
-def _wrapped(text: str, indent: str) -> str:
-    import shutil
-    import textwrap
-
-    width = max(40, shutil.get_terminal_size().columns)
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
 def _print(asked: _Asked, capture: Capture) -> None:
@@ -167,12 +161,21 @@ def _print(asked: _Asked, capture: Capture) -> None:
     devices: set[str] = set()
     lost: set[str] = set()
     make = _maker(asked, capture)
+    one_path = asked.launch is not None and asked.name in _PATHS
     for trace in _traces(asked, capture):
         devices.update(trace.devices.values())
         if trace.loss.any:
             lost.add(trace.loss.sentence())
-        parts.append(_only(asked, make(trace)))
+        part = make(trace)
+        if not one_path:
+            parts.append(_only(asked, part))
+            continue
+        # Other ranks have a launch of that number too, in what may be another step.
+        parts = sorted((path for path in [*parts, part] if len(path)), key=_number)[:1]
+        if parts and _number(parts[0]) == _lowest(asked, capture):
+            break
     frame = _joined(parts) if parts else _empty(asked.name)
+    frame = _only(asked, frame) if one_path else frame
     if not len(frame):
         with_host = asked.name == "step_times"
         refuse_absent(capture, asked.rank, asked.steps, asked.launch, asked.layer, host=with_host)
@@ -199,15 +202,16 @@ def _traces(asked: _Asked, capture: Capture) -> Iterator[Trace]:
     from megatrace.analysis import decode
     from megatrace.analysis.views import by_step
 
-    ranks = None if asked.rank is None else [asked.rank]
+    alone = None if asked.rank is None else [asked.rank]
+    ranks = None if asked.name in _ACROSS_RANKS else alone
     steps: Collection[int] | None = asked.steps
     small = capture.line_count <= _SMALL_LINES
     any_step = steps is None and asked.launch is None
     if not small and any_step and asked.name in _PATHS:
-        steps = _typical_of(capture, ranks)
+        steps = _typical_of(capture, alone)
     if small and steps is None:
         yield decode(capture, ranks=ranks)
-    elif small and steps is not None and len(steps) == 1:
+    elif small and asked.steps is not None and asked.steps[0] == asked.steps[-1]:
         yield decode(capture, ranks=ranks, steps=steps)
     else:
         yield from by_step(capture, ranks=ranks, steps=steps, lean=True)
@@ -219,7 +223,7 @@ def _typical_of(capture: Capture, ranks: list[int] | None) -> list[int]:
     from megatrace.analysis.rank import probed_rings
 
     probe = decode(capture, ranks=ranks, rings=probed_rings(capture, ranks))
-    return [_typical(probe)[1]] if len(probe.launches) else []
+    return [_typical(probe.launches)[1]] if len(probe.launches) else []
 
 
 def _traffic(asked: _Asked, capture: Capture) -> Traffic:
@@ -245,24 +249,36 @@ def _path(asked: _Asked, trace: Trace) -> pd.DataFrame:
     from megatrace.analysis import views
 
     make: Callable[..., pd.DataFrame] = getattr(views, asked.name)
-    launches = trace.launches
+    launches = _of_rank(asked, trace.launches)
     if not len(launches):
         return _empty(asked.name)
     if asked.launch is not None:
         if not (launches["launch"] == asked.launch).any():
             return _empty(asked.name)
-        return make(trace, launch_no=asked.launch)
+        return make(trace, launch_no=asked.launch, rank=asked.rank)
     if asked.steps is not None:
-        return make(trace, step=int(launches["step"].iloc[0]))
-    rank, step = _typical(trace)
+        return make(trace, step=int(launches["step"].iloc[0]), rank=asked.rank)
+    rank, step = _typical(launches)
     return make(trace, step=step, rank=rank)
 
 
-def _typical(trace: Trace) -> tuple[int, int]:
+def _number(path: pd.DataFrame) -> int:
+    from megatrace.analysis.numbers import numbers_of
+
+    return int(numbers_of(path)[0])
+
+
+def _lowest(asked: _Asked, capture: Capture) -> int:
+    """The rank whose path it is, if it has the launch."""
+    from megatrace.analysis.summary import ranks_of
+
+    return min(ranks_of(capture)) if asked.rank is None else asked.rank
+
+
+def _typical(launches: pd.DataFrame) -> tuple[int, int]:
     """The step of median duration, and the number of the rank and process that it is of."""
     from megatrace.analysis.numbers import numbers_of
 
-    launches = trace.launches
     # Of each rank alone: clocks of ranks differ, and so do the times of its processes.
     by_step = launches.groupby([numbers_of(launches), launches["step"]]).agg(
         begin=("begin_ns", "min"), end=("end_ns", "max")
@@ -272,8 +288,16 @@ def _typical(trace: Trace) -> tuple[int, int]:
     return int(number), int(step)
 
 
+def _of_rank(asked: _Asked, frame: pd.DataFrame) -> pd.DataFrame:
+    from megatrace.analysis.numbers import numbers_of
+
+    return frame if asked.rank is None else frame[numbers_of(frame) == asked.rank]
+
+
 def _only(asked: _Asked, frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the launch, layer and steps asked for."""
+    """The rows of the rank, launch, layer and steps asked for."""
+    if asked.name in _ACROSS_RANKS:
+        frame = _of_rank(asked, frame)
     if asked.launch is not None and "launch_no" in frame:
         frame = frame[frame["launch_no"] == asked.launch]
     if asked.layer is not None:

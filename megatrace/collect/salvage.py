@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from megatrace.capture.facts import ring_of
 from megatrace.capture.layout import PART_SUFFIX, SUFFIX, TableId
 from megatrace.capture.reader import Capture, open_capture
-from megatrace.capture.recover import recover
+from megatrace.capture.recover import Recovery, recover
 from megatrace.capture.scan import scan
 from megatrace.capture.writer import CaptureWriter
 from megatrace.collect.numbers import Numbers, Origin
 from megatrace.collect.source import Source
 from megatrace.errors import CaptureError, RecordError, SessionError
-from megatrace.ring.memfd import RingGone
 from megatrace.ring.session import Session
 from megatrace.schema.processes import process_of, rank_of
 
@@ -37,7 +36,7 @@ class Salvage:
         path: the rebuilt capture.
         lines: lines in it.
         ring_lines: of these, lines that only the rings still had.
-        lines_lost: lines that are nowhere any more; -1 where no ring was left to tell.
+        lines_lost: lines that are nowhere any more; -1 where a ring that is gone could tell.
         lost_bytes: bytes of the old file that could not be used; ``problems`` says why.
         session: the session whose rings were read; "" where it is gone.
         program_runs: the traced program still runs.
@@ -52,7 +51,7 @@ class Salvage:
     session: str
     program_runs: bool
     rings_gone: tuple[str, ...] = ()
-    """Rings that were in a memfd which nobody holds any more."""
+    """Rings that cannot be read any more: most often of a memfd that nobody holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,8 @@ class _Left:
     lines_lost: int
     program_runs: bool
     rings_gone: tuple[str, ...]
+    lines_known: bool
+    """Every line that is missing is counted in ``lines_lost``."""
 
 
 def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salvage:
@@ -83,7 +84,7 @@ def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salv
     copy, full = (out.with_name(f".{out.name}.{os.getpid()}.{n}") for n in ("copy", "full"))
     try:
         recovery = recover(part, copy)
-        left = _with_rings(copy, full, recovery.lost_bytes, recovery.problems)
+        left = _with_rings(copy, full, recovery)
         (full if left else copy).replace(out)
     except OSError as error:
         raise RecordError(
@@ -96,7 +97,7 @@ def salvage(part: Path, out: Path | None = None, *, force: bool = False) -> Salv
         path=out,
         lines=recovery.lines + (left.lines if left else 0),
         ring_lines=left.lines if left else 0,
-        lines_lost=-1 if left is None or left.rings_gone else left.lines_lost,
+        lines_lost=left.lines_lost if left and left.lines_known else -1,
         lost_bytes=recovery.lost_bytes,
         problems=recovery.problems,
         session=left.session if left else "",
@@ -112,7 +113,7 @@ def default_output(part: Path) -> Path:
     return part.with_name(f"{part.stem}.recovered{SUFFIX}")
 
 
-def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ...]) -> _Left | None:
+def _with_rings(copy: Path, full: Path, recovery: Recovery) -> _Left | None:
     """Write ``copy`` and what its session's rings still hold to ``full``; None: no session."""
     with open_capture(copy) as capture:
         session = _session_of(capture)
@@ -125,14 +126,18 @@ def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ..
             rings = [_Remains(source, capture) for source in sources]
             told_anew = {source.rank for source in sources if source.traced}
             lost_before = sum(n for (rank, _), n in capture.loss.items() if rank not in told_anew)
+            # Damage took lines of any ring, and only a ring that is read again tells of its own.
+            unread = _with_lines(capture) - told_anew if recovery.damaged_inside else set()
+            known = not gone and not unread
             for ring in rings:
                 ring.write(writer)
             writer.finish(
                 recovered=True,
-                lost_bytes=lost_bytes,
-                problems=problems,
+                lost_bytes=recovery.lost_bytes,
+                problems=recovery.problems,
                 session=session.name,
                 rings_gone=gone,
+                lines_known=known,
             )
         except BaseException:
             writer.abandon()
@@ -143,7 +148,14 @@ def _with_rings(copy: Path, full: Path, lost_bytes: int, problems: tuple[str, ..
         lines_lost=lost_before + sum(ring.lines_lost for ring in rings),
         program_runs=session.info().live,
         rings_gone=gone,
+        lines_known=known,
     )
+
+
+def _with_lines(capture: Capture) -> set[int]:
+    """Ranks that had a ring for kernels."""
+    told = {facts.rank for row in capture.facts("ring") if (facts := ring_of(row)).traced}
+    return told | set(np.unique(capture.line_index().rank).tolist())
 
 
 def _session_of(capture: Capture) -> Session | None:
@@ -160,7 +172,8 @@ def _session_of(capture: Capture) -> Session | None:
 def _sources(session: Session, capture: Capture) -> tuple[list[Source], tuple[str, ...]]:
     """The rings that can be read, each with the number that it has in the capture, or the next.
 
-    And the names of those that were in a memfd and have gone with their processes.
+    And the names of those that cannot be read: they went with the last process that held their
+    memfd, are damaged, or of more processes than a capture numbers.
     """
     numbers, told = Numbers(), {}
     for row in capture.facts("ring"):
@@ -172,19 +185,20 @@ def _sources(session: Session, capture: Capture) -> tuple[list[Source], tuple[st
     for path in session.ring_paths():
         try:
             found.append(Source.open(path, control=False))
-        except RingGone:
-            gone.append(path.stem)
         except (SessionError, CaptureError):
-            continue
+            gone.append(path.stem)
     found.sort(key=lambda source: (int(source.ring.header["created_mono_ns"]), source.name))
     kept: list[Source] = []
     for source in found:
         number = told.get((source.name, int(source.ring.header["created_ns"])))
         if number is None:
             number = numbers.take(source.origin, [(one.rank, one.origin) for one in kept])
-        if number is not None:
-            source.rank = number
-            kept.append(source)
+        if number is None:
+            gone.append(source.name)
+            source.close()
+            continue
+        source.rank = number
+        kept.append(source)
     return kept, tuple(gone)
 
 

@@ -11,6 +11,7 @@ import pytest
 from megatrace.analysis import Trace, views
 from megatrace.errors import UsageError
 from tests.analysis.small import MUSE, STREAM, US, Records, build, real, trace_of
+from tests.analysis.test_sync_waits import two_ranks
 from tests.build import MS, Build, Launch, point, span, stall
 
 Step = tuple[int, float, str, str]
@@ -77,6 +78,17 @@ def test_of_a_path_it_is_said_how_much_waits_for_an_unknown_publisher(tmp_path: 
     unknown = frame[frame["from_unknown_ns"] > 0]
     assert [(row.what, row.dur_ns) for row in unknown.itertuples()] == [("input", 20_000)]
     assert frame["from_unknown_ns"].sum() == 20_000
+
+
+@pytest.mark.parametrize(("clocked", "unknown_ns"), [(True, 0), (False, 10_000)])
+def test_a_wait_that_a_recorded_publish_of_a_peer_ended_has_no_unknown_publisher(
+    tmp_path: Path, clocked: bool, unknown_ns: int
+) -> None:
+    """The path stays on its GPU all the same: another one's rows are on another clock."""
+    trace = trace_of(tmp_path, *two_ranks(clocked=clocked))
+    frame = views.critical_path(trace, launch_no=0, rank=0)
+    assert frame.loc[frame["what"] == "peer", "dur_ns"].tolist() == [10_000]
+    assert frame["from_unknown_ns"].sum() == unknown_ns
 
 
 def test_a_wait_for_data_is_no_wait_for_an_unknown_publisher(tmp_path: Path) -> None:

@@ -178,6 +178,17 @@ def test_recover_keeps_every_whole_batch_and_says_what_it_lost(small: Path, tmp_
         assert len(capture.end.fields["problems"]) == len(done.problems) == 2
 
 
+@pytest.mark.parametrize("cut", [0, 600])
+@pytest.mark.parametrize("damaged", [True, False])
+def test_recover_tells_damage_from_an_end_that_was_never_written(
+    small: Path, tmp_path: Path, *, damaged: bool, cut: int
+) -> None:
+    data = bytearray(small.read_bytes())
+    data[data.index(lines_of(1, 0, range(1, 2)).tobytes())] ^= damaged
+    small.write_bytes(data[: len(data) - cut])
+    assert recover(small, tmp_path / "out.mtr").damaged_inside is damaged
+
+
 def test_recover_after_a_damaged_beginning_finds_the_rest(small: Path, tmp_path: Path) -> None:
     data = small.read_bytes()
     small.write_bytes(b"\0" * 700 + data[700:])

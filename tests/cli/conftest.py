@@ -28,13 +28,15 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ranks 0 and 1 side by side for 6 steps, and both again for 4 and 3; do not change it."""
     folder = tmp_path_factory.mktemp("restarted")
     output = folder / "run.mtr"
+    # One of two may start seconds after the other has ended, which would make two runs of them.
     ranks = [(0, 6), (1, 6), (0, 4), (1, 3)]
     first, *more = (
         shlex.join(
-            [*FAKE_RANK, "--fact", "--name", f"r{at}", "--rank", str(rank), "--steps", str(n)]
+            [*FAKE_RANK, "--fact", "--name", f"r{at}", "--rank", str(rank), "--steps", str(n),
+             "--wait-control", "--meet", str(folder / f"run{at // 2}")]
         )
         for at, (rank, n) in enumerate(ranks)
-    )
+    )  # fmt: skip
     both = f"{first} & {more[0]} & wait; {more[1]} & {more[2]} & wait"
     env = environment(MEGATRACE_RUNTIME_DIR=str(folder / "runtime"))
     command = [*MEGATRACE, "record", "-o", str(output), "--", "sh", "-c", both]

@@ -18,7 +18,10 @@ from megatrace.analysis import decode, views
 from megatrace.analysis.columns import TABLES
 from megatrace.capture.reader import open_capture
 from megatrace.cli import tables
+from megatrace.cli.table_notes import refuse_absent
+from megatrace.schema.processes import number_of
 from tests.analysis.small import MUSE, STREAM
+from tests.analysis.test_sync_waits import two_ranks
 from tests.build import Build, demo, write
 
 
@@ -26,7 +29,7 @@ def megatrace(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     """A command that must end with ``code``."""
     done = subprocess.run(
         [sys.executable, "-m", "megatrace", *map(str, args)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done
@@ -143,11 +146,58 @@ def test_a_path_says_what_of_it_nobody_can_follow(name: str) -> None:
     assert unknown > 0
 
 
+@pytest.mark.parametrize("part", [("--launch", 0), ("--step", 1), ()])
+def test_a_path_of_one_rank_knows_what_its_peers_published(
+    tmp_path: Path, part: tuple[object, ...]
+) -> None:
+    """Rank 0 publishes on the same edge, a little before."""
+    path = write(tmp_path / "two.mtr", *two_ranks(clocked=True))
+    words = (path, "critical_path", *part)
+    assert "not recorded" not in megatrace("tables", *words).stderr
+    assert rows(*words, "--rank", 0) == rows(*words)
+    assert {row["rank"] for row in rows(*words, "--rank", 1)} == {1}
+
+
+def test_sync_waits_of_one_rank_know_who_ended_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.mtr", *two_ranks(clocked=True))
+    assert [row["from_rank"] for row in rows(path, "sync_waits", "--rank", 0)] == [1]
+    assert rows(path, "sync_waits", "--rank", 1) == []
+
+
 def test_the_sums_of_a_path_are_of_the_launch_asked_for() -> None:
     sums = rows(MUSE, "critical_path_sums", "--launch", 5)
     assert sum(row["dur_ns"] for row in sums) == sum(
         row["dur_ns"] for row in rows(MUSE, "critical_path", "--launch", 5)
     )
+
+
+@pytest.mark.parametrize("small", [1 << 18, 0], ids=["at once", "by step"])
+@pytest.mark.parametrize(("layers", "step"), [((3, 2), 1), ((2, 3), 2)])
+def test_a_path_of_a_launch_is_one_path_of_the_lowest_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int, layers: tuple[int, int], step: int
+) -> None:
+    """Launch 2 is in step 1 of a process with 3 layers, in step 2 of one with 2."""
+    monkeypatch.setattr(tables, "_SMALL_LINES", small)
+    first, second = (demo(steps=3, layers=many)[0] for many in layers)
+    second.rank = number_of(0, 2)
+    path = write(tmp_path / "two.mtr", first, second)
+    words = [str(path), "critical_path", "--launch", "2", "--json"]
+    done = CliRunner().invoke(tables.command, words)
+    found = json.loads(done.stdout)["rows"]
+    assert {(row["process"], row["step"]) for row in found} == {(1, step)}
+    assert "the path is of launch_no 2 of rank 0 alone; --rank 0#2 is of another" in done.stderr
+
+
+def test_the_sums_of_several_paths_are_a_row_set_a_step_and_said_to_be(tmp_path: Path) -> None:
+    path = write(tmp_path / "two.mtr", *demo(ranks=2))
+    frame = pd.DataFrame(rows(path, "critical_path_sums", "--steps", "1:3"))
+    assert frame["step"].is_monotonic_increasing
+    for _, of in frame.groupby("step"):
+        assert of["share"].sum() == pytest.approx(1)
+        assert of["dur_ns"].is_monotonic_decreasing
+    said = megatrace("tables", path, "critical_path_sums", "--steps", "1:3").stderr
+    assert "the path is of steps 1-2 of rank 0 alone; --rank 1 is of another" in said
+    assert "of several steps one after another" in TABLES["critical_path_sums"].doc
 
 
 def test_a_large_capture_of_few_sms_has_a_typical_step_for_its_critical_path(
@@ -173,6 +223,11 @@ def test_the_text_is_short_and_says_what_it_leaves_out() -> None:
     [
         (["stall_classes", "--step", 500], "no timeline of step 500", "it has steps 1-4"),
         (["launch_times", "--steps", "7:9"], "no timeline of step 7 to 8", "it has steps 1-4"),
+        (
+            ["stall_classes", "--steps", f"7:{2**64 - 1}"],
+            f"no timeline of step 7 to {2**64 - 2}",
+            "it has steps 1-4",
+        ),
         (["critical_path", "--step", 500], "no timeline of step 500", "it has steps 1-4"),
         (["step_times", "--step", 500], "no step 500", "it has steps 1-4"),
         (["stall_classes", "--layer", 77], "no layer 77", "it has layers 0-2"),
@@ -230,6 +285,17 @@ def test_an_empty_table_says_why(tmp_path: Path) -> None:
     assert "no kernel was traced" in done.stderr
     assert done.stdout.split()[:2] == ["rank", "launch_no"]
     assert "nothing in this capture" in megatrace("tables", STREAM, "expert_traffic").stderr
+
+
+def test_of_an_empty_table_nothing_is_loaded_where_no_part_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("megatrace.analysis.trace.load", load)
+    with open_capture(STREAM) as capture:
+        refuse_absent(capture, None, None, None, None, host=False)
 
 
 def test_loss_is_said_with_the_table(tmp_path: Path) -> None:

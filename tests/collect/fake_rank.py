@@ -175,6 +175,8 @@ def run(options: argparse.Namespace) -> int:
     if options.wait_control:
         while not read_control(ring).seq:
             time.sleep(0.002)
+    if options.meet:
+        _meet(options.meet, str(options.rank))
     begin = time.monotonic()
     _steps(fake, options)
     if options.seconds:
@@ -184,6 +186,14 @@ def run(options: argparse.Namespace) -> int:
     ring.mark_closed()
     ring.close()
     return int(options.exit)
+
+
+def _meet(folder: Path, name: str) -> None:
+    """Return once two ranks are here, each with its ring made: they have lived at once."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).touch()
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.002)
 
 
 def _steps(fake: FakeRank, options: argparse.Namespace) -> None:
@@ -227,6 +237,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--stalls", type=int, default=40)
     parser.add_argument("--obey", action="store_true", help="record what the control page says")
     parser.add_argument("--wait-control", action="store_true", help="start once it is written")
+    parser.add_argument("--meet", type=Path, help="start once two ranks have come to this folder")
     parser.add_argument("--window", type=int, nargs=2, help="steps with a capture window open")
     parser.add_argument("--fact", action="store_true", help="write an attach fact")
     parser.add_argument("--die-at", type=int, default=0, help="SIGKILL itself after that step")

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -241,6 +242,58 @@ def test_what_processes_that_ended_had_lost_is_lost_after_a_recovery_too(tmp_pat
     with open_capture(output) as capture:
         assert found.lines_lost == sum(capture.loss.values())
         assert found.lines_lost + lines_by_rank(capture)["0"] == 400 * 4 * 16
+
+
+def made_steps(root: Path, name: str) -> int:
+    """Steps that the process with the ring ``name`` has made; -1 while it has none."""
+    for path in root.glob(f"*/{name}.ring"):
+        with suppress(RingError), RingFile.attach(path) as ring:
+            return read_ack(ring).step
+    return -1
+
+
+@pytest.fixture
+def killed_after_a(tmp_path: Path) -> Iterator[Path]:
+    """The part of a recorder that was killed when rank 0's first process had ended."""
+    output = tmp_path / "run.mtr"
+    commands = fake("a", 200), fake("b", 5, "--linger-s", "60")
+    with recording(output, *in_turn(*commands)) as process:
+        root = Path(os.environ["MEGATRACE_RUNTIME_DIR"])
+        wait_until(lambda: made_steps(root, "b") == 5, "the second process has made its steps")
+        wait_until(lambda: not list(root.glob("*/a.ring")), "the first has been let go")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        yield Path(f"{output}.part")
+
+
+def lost_of(part: Path) -> tuple[int | None, int | None]:
+    """Lines lost as ``recover`` says it, and ``info`` of what it wrote; None: unknown."""
+    done = megatrace("recover", part, "--json")
+    assert done.returncode == 0, done.stderr
+    body = json.loads(done.stdout)
+    return body["lines_lost"], json.loads(megatrace("info", body["path"], "--json").stdout)[
+        "lines_lost"
+    ]
+
+
+def test_what_a_cut_tail_had_is_known_from_the_rings(killed_after_a: Path) -> None:
+    os.truncate(killed_after_a, killed_after_a.stat().st_size - 100)
+    assert lost_of(killed_after_a) == (0, 0)
+
+
+def test_how_many_lines_damage_took_of_a_ring_that_is_gone_is_unknown(killed_after_a: Path) -> None:
+    data = bytearray(killed_after_a.read_bytes())
+    middle = len(data) // 3
+    data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
+    killed_after_a.write_bytes(data)
+    assert lost_of(killed_after_a) == (None, None)
+
+
+def test_a_ring_that_cannot_be_read_counts_as_gone(killed_after_a: Path) -> None:
+    (ring,) = Path(os.environ["MEGATRACE_RUNTIME_DIR"]).glob("*/b.ring")
+    ring.unlink()  # its program has it mapped
+    ring.write_bytes(b"no ring" * 1000)
+    assert lost_of(killed_after_a) == (None, None)
 
 
 def test_a_server_is_one_process_of_its_rank_and_its_restart_the_next() -> None:

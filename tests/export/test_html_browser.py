@@ -28,6 +28,16 @@ SWITCH_THEME = "document.getElementById('theme').click()"
 GROUND = "getComputedStyle(document.body).backgroundColor"
 BAR = "getComputedStyle(document.querySelector('#stalls .bars path')).fill"
 BUTTONS = "[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title || '').join('|')"
+SHOWN = "JSON.stringify(document.querySelector('#stalls')._fullLayout.yaxis.range)"
+ZOOM_IN = "document.querySelector('#stalls .modebar-btn[data-val=in]').click()"
+RESIZE = "window.dispatchEvent(new Event('resize'))"
+NARROW = "document.body.style.width = '600px'"
+SETTLE = "new Promise(done => setTimeout(done, 800))"
+COUNT_DRAWN = """
+(() => { const react = Plotly.react; window.drawn = 0;
+  Plotly.react = (...given) => { window.drawn += 1; return react(...given); }; })()
+"""
+DRAWN = "(() => { const drawn = window.drawn; window.drawn = 0; return drawn; })()"
 EVIL_RAN = "window.evil === undefined ? 'no' : 'yes'"
 
 
@@ -89,6 +99,25 @@ def test_themes_and_choices_redraw(tmp_path: Path) -> None:
     assert "loud" not in buttons
     assert seen.errors == []
     assert seen.plots == 7
+
+
+def test_a_resize_and_a_theme_keep_the_zoom(tmp_path: Path) -> None:
+    """And another height, as of a phone whose bars come and go, draws nothing anew."""
+    capture = write(tmp_path / "a.mtr", *demo(ranks=2, blocks=4, steps=6, layers=3))
+    seen = look(
+        written(capture, tmp_path),
+        scripts=(
+            SHOWN, ZOOM_IN, SHOWN, COUNT_DRAWN, *(RESIZE,) * 3, SETTLE, DRAWN,
+            NARROW, RESIZE, SETTLE, SHOWN, DRAWN, SWITCH_THEME, SETTLE, SHOWN,
+        ),
+    )  # fmt: skip
+    whole, _, zoomed, _, *_, drawn, _, _, _, narrow, drawn_anew, _, _, dark = seen.answers
+    assert zoomed != whole
+    assert drawn == 0
+    assert drawn_anew == seen.plots
+    assert narrow == zoomed
+    assert dark == zoomed
+    assert seen.errors == []
 
 
 def test_hostile_names_are_text_in_the_browser_too(tmp_path: Path) -> None:

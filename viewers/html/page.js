@@ -64,15 +64,30 @@
     showSendToCloud: false, showLink: false, plotlyServerURL: "",
   };
 
+  const drawnWidth = new Map();
   function draw(place) {
     const chosen = document.querySelector(`select[data-for="${place.id}"]`);
-    const figure = paint(plots[place.id][chosen ? chosen.selectedIndex : 0]);
+    const index = chosen ? chosen.selectedIndex : 0;
+    const figure = paint(plots[place.id][index]);
+    figure.layout.uirevision = `figure ${index}`;  // another width or theme keeps the zoom
+    drawnWidth.set(place, place.clientWidth);
     makeRoom(figure, place.clientWidth);
     return Plotly.react(place, figure.data, figure.layout, config);
   }
 
   function drawAll() {
     return Promise.all([...document.querySelectorAll(".plot")].map(draw));
+  }
+
+  // A phone's bars that come and go, and each step of a window that is dragged, are no new width.
+  const SETTLED_MS = 150;
+  let settling = 0;
+  function resized() {
+    clearTimeout(settling);
+    settling = setTimeout(() => {
+      const places = [...document.querySelectorAll(".plot")];
+      places.filter((place) => place.clientWidth !== drawnWidth.get(place)).forEach(draw);
+    }, SETTLED_MS);
   }
 
   function wear(theme) {
@@ -92,7 +107,7 @@
     wear(prefersDark.matches ? "dark" : "light");
     drawAll();
   });
-  window.addEventListener("resize", drawAll);
+  window.addEventListener("resize", resized);
   for (const select of document.querySelectorAll("select[data-for]")) {
     select.hidden = false;
     select.addEventListener("change", () => draw(document.getElementById(select.dataset.for)));
