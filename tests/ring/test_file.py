@@ -237,7 +237,7 @@ def test_what_looks_at_a_ring_outlives_its_close_and_then_it_is_unmapped(
     make_ring: MakeRing,
 ) -> None:
     def mapped() -> bool:
-        return ring.path.name in Path("/proc/self/maps").read_text()
+        return str(ring.path) in Path("/proc/self/maps").read_text()
 
     ring = make_ring()
     ring.lines[2, 3, 4] = 7
