@@ -57,7 +57,7 @@ class LineCopies:
         self._home: NDArray[np.uint32] = ring.lines.reshape(-1, LINE_WORDS)
         self.staging = np.zeros_like(self._home)
         self._at_home = self._numbers()
-        self._seen = self._at_home
+        self._seen = self._numbers()
         self._rows = np.zeros(0, np.intp)
         self._held = np.zeros((0, LINE_WORDS), np.uint32)
         self._level = LEVEL_OFF

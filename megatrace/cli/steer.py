@@ -19,7 +19,6 @@ _ANSWER_S = 10.0
 """A recorder looks for wishes many times a second; but it may be writing to a slow disk."""
 _LOOK_S = 0.1
 
-
 _EXAMPLES = """\b
 Examples:
   megatrace steer --level counters
