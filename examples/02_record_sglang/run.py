@@ -11,8 +11,10 @@ slowly. Without a model it serves a tiny random one, with a draft that is as ran
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -123,6 +125,15 @@ def post(port: int, path: str, body: dict[str, object] | None = None) -> bytes:
     return answered
 
 
+def free_port() -> int:
+    """A port below those that Linux and SGLang choose for sockets while the server starts."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + READY_S
     while time.monotonic() < until and process.poll() is None:
@@ -136,9 +147,7 @@ def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def serve(options: argparse.Namespace, place: Place, scratch: Path) -> int:
     """Start, ask, stop; the recorder's exit code."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = ["sglang.launch_server", "--port", str(port), *models(options, place, scratch)]
     server += [*COMMON.split(), *place.words, *options.more]
     record = [sys.executable, "-m", "megatrace", "record", "--force", "-o", str(options.output)]

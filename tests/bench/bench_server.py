@@ -33,7 +33,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -307,9 +306,7 @@ def served(
     example.declared(
         scratch, "megatrace_bench", {"bench_switch": "megatrace_bench_switch:register"}
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = example.free_port()
     words = ["sglang.launch_server", "--port", str(port)]
     words += [*example.models(options, place, scratch), *example.COMMON.split(), *place.words]
     words += ["--max-running-requests", "1"]
