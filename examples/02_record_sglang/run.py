@@ -37,7 +37,8 @@ READY_S = 900
 EVERY = "8"
 """Of so many steps one has a timeline: there are few."""
 
-COMMON = "--grammar-backend none --kv-cache-dtype bf16 --enable-nvidia-megakernel"
+COMMON = "--grammar-backend none --kv-cache-dtype bf16"
+MEGAKERNEL = "--enable-nvidia-megakernel"
 # Graphs of prefills take two minutes to capture, and these prompts are short.
 GPU = "--attention-backend triton --sampling-backend pytorch --disable-prefill-cuda-graph"
 CPU = "--device cpu --attention-backend torch_native --max-total-tokens 4096 --skip-server-warmup"
@@ -149,7 +150,7 @@ def serve(options: argparse.Namespace, place: Place, scratch: Path) -> int:
     """Start, ask, stop; the recorder's exit code."""
     port = free_port()
     server = ["sglang.launch_server", "--port", str(port), *models(options, place, scratch)]
-    server += [*COMMON.split(), *place.words, *options.more]
+    server += [*COMMON.split(), MEGAKERNEL, *place.words, *options.more]
     record = [sys.executable, "-m", "megatrace", "record", "--force", "-o", str(options.output)]
     record += ["--every", EVERY]
     path = os.pathsep.join(map(str, [*place.path, os.environ.get("PYTHONPATH", "")]))

@@ -29,19 +29,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
-import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from megatrace.errors import RingError
@@ -50,15 +46,11 @@ from megatrace.paths import SHARED_MEMORY
 from megatrace.ring.control import Control, read_control
 from megatrace.ring.file import RingFile
 from megatrace.ring.wishes import send_wish
+from tests.bench.recorded_server import Server, recorded_server, say
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "02_record_sglang" / "run.py"
-SITE = Path(__file__).parent / "site"
 PATHS = ("sglang", "untraced", "traced")
 RUN, SPANS, COMPARE = range(3)
-SETTLE_S, STOP_S, TELL_S = 5.0, 30.0, 20.0
-BEGIN = time.monotonic()
-PROMPT = "A megakernel runs a whole layer as one launch, and nobody sees what is inside of it."
+SETTLE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -106,8 +98,8 @@ class Visit:
 class Bench:
     """A running server with the switch, and where its recorder listens."""
 
-    def __init__(self, port: int, post: Callable[..., bytes], scratch: Path, runtime: Path) -> None:
-        self._port, self._post, self._runtime = port, post, runtime
+    def __init__(self, server: Server, scratch: Path, runtime: Path) -> None:
+        self._server, self._runtime = server, runtime
         self._page = (scratch / "page").open("r+b", buffering=0)
         self._seen = (scratch / "seen").open()
 
@@ -122,11 +114,7 @@ class Bench:
 
     def ask(self, tokens: int) -> tuple[float, dict[str, Any]]:
         """(seconds, meta_info) of one greedy request."""
-        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        begin = time.perf_counter()
-        answer = self._post(self._port, "/generate", {"text": PROMPT, "sampling_params": sampling})
-        dur_s = time.perf_counter() - begin
-        return dur_s, json.loads(answer)["meta_info"]
+        return self._server.ask(tokens)
 
     def wish(self, variant: Variant) -> None:
         """Ask the recorder, and wait until the kernel's control page says so."""
@@ -187,11 +175,6 @@ class Bench:
         with contextlib.suppress(RingError), RingFile.attach(ring) as attached:
             return variant.granted(read_control(attached))
         return False
-
-
-def say(line: str) -> None:
-    """Progress, with the seconds since the bench began."""
-    print(f"[{time.monotonic() - BEGIN:.0f} s] {line}", file=sys.stderr, flush=True)
 
 
 def _agreement(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -298,78 +281,22 @@ def table(body: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def served(
-    options: argparse.Namespace, example: ModuleType, scratch: Path, runtime: Path
-) -> Iterator[Bench]:
+def served(options: argparse.Namespace, scratch: Path, runtime: Path) -> Iterator[Bench]:
     """The recorded server with the switch, ready; stopped in the end."""
-    place = example.Place.here(scratch)
-    example.declared(
-        scratch, "megatrace_bench", {"bench_switch": "megatrace_bench_switch:register"}
-    )
-    port = example.free_port()
-    words = ["sglang.launch_server", "--port", str(port)]
-    words += [*example.models(options, place, scratch), *example.COMMON.split(), *place.words]
-    words += ["--max-running-requests", "1"]
-    if gpu_chip() is not None:
-        words += ["--cuda-graph-bs-decode", "1"]
-    record = [sys.executable, "-m", "megatrace", "record", "--force", "-o", str(options.capture)]
     (scratch / "page").write_bytes(bytes(2))
     (scratch / "seen").touch()
-    path = os.pathsep.join(map(str, [*place.path, SITE, os.environ.get("PYTHONPATH", "")]))
     variables = {
-        **place.variables,
-        "PYTHONPATH": path,
-        "HF_HUB_OFFLINE": "1",
-        "MEGATRACE_PYTHON": str(place.python),
-        "MEGATRACE_RUNTIME_DIR": str(runtime),
         "MEGATRACE_BENCH_PAGE": str(scratch / "page"),
         "MEGATRACE_BENCH_SEEN": str(scratch / "seen"),
     }
     if options.accept:
         variables["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
-    with options.log.open("wb") as log:
-        process = subprocess.Popen(
-            [*record, "--", *words, *options.more],
-            env={**os.environ, **variables},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        say(f"the server starts; it writes {options.log}")
-        wait_ready(example, port, process, options.log)
-        say("ready")
-        yield Bench(port, example.post, scratch, runtime)
-    except OSError as error:
-        raise SystemExit(f"the server answers no more: {error}\n{end_of(options.log)}") from None
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the server too: it holds the GPU
-            process.wait()
-
-
-def wait_ready(example: ModuleType, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for an answer, and tell meanwhile what the server is at."""
-    tell = time.monotonic() + TELL_S
-    while process.poll() is None:
-        try:
-            example.post(port, "/health")
-            return
-        except OSError:
-            time.sleep(0.5)
-        if time.monotonic() > tell:
-            tell += TELL_S
-            said = [x for x in end_of(log).splitlines() if x and not x.startswith("megatrace: ")]
-            say(f"waiting: {said[-1][-200:] if said else 'nothing yet'}")
-    raise SystemExit(f"the server ended with {process.returncode}\n{end_of(log)}")
-
-
-def end_of(log: Path) -> str:
-    """What a server said last."""
-    return log.read_text(errors="replace")[-4000:]
+    words = ["--enable-nvidia-megakernel", "--max-running-requests", "1"]
+    if gpu_chip() is not None:
+        words += ["--cuda-graph-bs-decode", "1"]
+    plugin = {"bench_switch": "megatrace_bench_switch:register"}
+    with recorded_server(options, scratch, runtime, plugin, words, variables) as server:
+        yield Bench(server, scratch, runtime)
 
 
 def arguments() -> argparse.Namespace:
@@ -406,16 +333,10 @@ def main() -> int:
     options = arguments()
     # An end in order, with what was measured, by a timeout too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    spec = importlib.util.spec_from_file_location("record_sglang", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    sys.modules["record_sglang"] = example
-    spec.loader.exec_module(example)
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as rings,
-        served(options, example, Path(folder), Path(rings)) as bench,
+        served(options, Path(folder), Path(rings)) as bench,
     ):
         about = next(line for line in bench.seen() if line["kind"] == "about")
         asked = {name: getattr(options, name) for name in ("tokens", "accept", "more")}
