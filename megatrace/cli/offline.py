@@ -20,9 +20,11 @@ from megatrace.cli.shown import Shown, decode_asked, write_trace
 from megatrace.collect.talk import Talk
 
 if TYPE_CHECKING:
+    from megatrace.analysis import Trace
     from megatrace.capture.reader import Capture
     from megatrace.export import ExportResult
     from megatrace.export.offline import OfflineViewer
+    from megatrace.export.viewer import First
 
 _SUFFIX = ".pftrace.gz"
 
@@ -51,10 +53,10 @@ def view_offline(file: Path, how: Offline) -> bool:
     with _interrupted_alike(), tempfile.TemporaryDirectory(prefix="megatrace-") as folder:
         trace = Path(folder) / (file.name.removesuffix(".mtr") + _SUFFIX)
         with open_capture(file) as capture:
-            result, rank = _export(how.shown, capture, trace)
+            result, first = _export(how.shown, capture, trace)
             warn_incomplete(capture)
             complete = capture.complete
-        with OfflineViewer(trace, how.port, rank) as viewer:
+        with OfflineViewer(trace, how.port, first) as viewer:
             try:
                 _announce(how, result, viewer)
                 viewer.run()
@@ -76,18 +78,27 @@ def _interrupted_alike() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _export(shown: Shown, capture: Capture, trace: Path) -> tuple[ExportResult, int]:
-    """What was written, and the first rank of it."""
+def _export(shown: Shown, capture: Capture, trace: Path) -> tuple[ExportResult, First]:
+    """What was written, and what of it is opened."""
     progress = Progress(Talk())
     progress.begin("decoding")
     try:
         decoded, left_out = decode_asked(shown, capture)
         progress.begin("writing")
-        rows = decoded.launches if len(decoded.launches) else decoded.host
-        rank = int(rows["rank"].min()) if len(rows) else 0
-        return write_trace(shown, decoded, left_out, capture, trace, progress), rank
+        return write_trace(shown, decoded, left_out, capture, trace, progress), _first(decoded)
     finally:
         progress.end()
+
+
+def _first(decoded: Trace) -> First:
+    from megatrace.export.viewer import First
+
+    rows = decoded.launches if len(decoded.launches) else decoded.host
+    if not len(rows):
+        return First()
+    rank = int(rows["rank"].min())
+    sms = decoded.launches["sm"][decoded.launches["rank"] == rank]
+    return First(rank, int(sms.min()) if len(sms) else 0)
 
 
 def _announce(how: Offline, result: ExportResult, viewer: OfflineViewer) -> None:

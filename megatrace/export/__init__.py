@@ -4,10 +4,11 @@ from megatrace.export.capture import decode_shown
 from megatrace.export.perfetto import ExportResult, export_perfetto
 from megatrace.export.picture import PerfettoOptions
 from megatrace.export.tabular import TableName, TableResult, export_table
-from megatrace.export.viewer import sql_package, sql_text, startup_commands, viewer_address
+from megatrace.export.viewer import First, sql_package, sql_text, startup_commands, viewer_address
 
 __all__ = [
     "ExportResult",
+    "First",
     "PerfettoOptions",
     "TableName",
     "TableResult",

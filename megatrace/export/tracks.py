@@ -14,7 +14,7 @@ import numpy as np
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from megatrace.export.encoder import track_uuid
-from megatrace.export.nesting import lanes
+from megatrace.export.nesting import MAX_DEPTH, lanes
 from megatrace.export.slices import I4, Extras, Slices, in_order
 from megatrace.export.wire import I8, Mask
 
@@ -130,20 +130,21 @@ def spread(slices: Slices, tracks: Tracks) -> tuple[Slices, int]:
 
 
 def fitting_tracks(track: I4, begin_ns: I8, dur_ns: I8, tracks: Tracks) -> I4:
-    """The track of each slice after those that do not nest have moved to new lanes.
+    """The track of each slice after those that overlap have moved to new lanes.
 
-    For slices, in any order, that others will be drawn inside of.
+    For slices, in any order, that others will be drawn inside of: one must not lie among
+    those of another, though it would nest.
     """
     order = np.lexsort((-(begin_ns + dur_ns), begin_ns, track))
     columns = track[order], track[order], begin_ns[order], dur_ns[order]
     fitting = np.empty(len(track), np.int32)
-    fitting[order] = _with_lanes(Slices(*columns, Extras.none()), tracks)
+    fitting[order] = _with_lanes(Slices(*columns, Extras.none()), tracks, depth=1)
     return fitting
 
 
-def _with_lanes(slices: Slices, tracks: Tracks) -> I4:
+def _with_lanes(slices: Slices, tracks: Tracks, depth: int = MAX_DEPTH) -> I4:
     """The track of each slice, where lanes other than the first are new tracks."""
-    lane = lanes(slices)
+    lane = lanes(slices, depth)
     moved = np.flatnonzero(lane)
     track = slices.track.copy()
     pairs, which = np.unique(np.stack([track[moved], lane[moved]]), axis=1, return_inverse=True)

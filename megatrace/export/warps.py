@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from megatrace.analysis.pick import number_keys
 from megatrace.export.frames import Rank, RankRecords
 from megatrace.export.launches import launch_labels
 from megatrace.export.scene import Scene
 from megatrace.export.slices import COLOUR
+from megatrace.export.sms import Sms
 from megatrace.export.tracks import Track, fitting_tracks
 from megatrace.export.wire import I8
 from megatrace.schema import Event, Kind
@@ -18,29 +20,32 @@ _INSTANTS = (Kind.PUBLISH, Kind.PREFETCH, Kind.INSTANT)
 
 
 def draw_warps(
-    scene: Scene, rank: Rank, blocks: I8, edges: Mapping[str, str], *, args: bool
+    scene: Scene, rank: Rank, sms: Sms, edges: Mapping[str, str], *, args: bool
 ) -> tuple[I8, I8]:
     """Add every record, counters on tracks of their own.
 
-    ``blocks`` has the track of each block number, ``edges`` the dependency that the trace
-    says an event's name is about; ``args`` adds slots and arguments.
+    ``edges`` has the dependency that the trace says an event's name is about; ``args``
+    adds slots and arguments.
     Returns the row of each launch, and of each record or -1.
     """
     records, launches = rank.records, rank.launches
     rows = np.full(len(records.event), -1, np.int64)
-    warps = int(launches.warp.max()) + 1
-    tracks = np.full(len(blocks) * warps, -1, np.int64)
-    of_launch = launches.block.astype(np.int64) * warps + launches.warp
-    for ring in np.unique(of_launch).tolist():
-        block, warp = divmod(ring, warps)
-        track = Track(warp_name(rank, warp), int(blocks[block]), warp)
-        tracks[ring] = scene.tracks.add(track)
+    warp = number_keys(sms.index, launches.warp)
+    _, first = np.unique(warp, return_index=True)
+    parents = sms.track[sms.index[first]].tolist()
+    tracks = np.array(
+        [
+            scene.tracks.add(Track(warp_name(rank, number), parent, number))
+            for parent, number in zip(parents, launches.warp[first].tolist(), strict=True)
+        ]
+    )
     dur = np.maximum(launches.end_ns - launches.begin_ns, 0)
     # A launch takes its records along to its lane, so the lane is settled before them.
-    on = fitting_tracks(tracks[of_launch].astype(np.int32), launches.begin_ns, dur, scene.tracks)
+    on = fitting_tracks(tracks[warp].astype(np.int32), launches.begin_ns, dur, scene.tracks)
     labels = launch_labels(scene, launches, np.arange(len(on)), "warp")
     launch_rows = scene.add(on, labels, launches.begin_ns, dur)
     scene.extra(launch_rows, COLOUR, launches.layer.astype(np.int64) + 1)
+    scene.arg(launch_rows, "block", launches.block)
     counts = records.kind_mask(Kind.COUNTER)
     drawn = np.flatnonzero(~counts)
     labels = np.array([scene.label(*_label(event)) for event in records.events], np.int64)
@@ -51,21 +56,22 @@ def draw_warps(
             records.begin_ns[drawn],
             records.dur_ns[drawn],
         )
-    _draw_counters(scene, records, np.flatnonzero(counts), blocks, warps)
+    _draw_counters(scene, rank, sms, np.flatnonzero(counts))
     if args:
         _draw_args(scene, records, rows, edges)
     scene.arg(rows[records.unfinished], "unfinished", 1)
     return launch_rows, rows
 
 
-def _draw_counters(scene: Scene, records: RankRecords, rows: I8, blocks: I8, warps: int) -> None:
-    """The kernel's own counters, one track a block and event, below its warps."""
-    group = records.block[rows].astype(np.int64) * len(records.events) + records.event[rows]
+def _draw_counters(scene: Scene, rank: Rank, sms: Sms, rows: I8) -> None:
+    """The kernel's own counters, one track an SM and event, below its warps."""
+    records, warps = rank.records, int(rank.launches.warp.max()) + 1
+    group = sms.index[records.launch[rows]] * len(records.events) + records.event[rows]
     for number in np.unique(group).tolist():
-        block, code = divmod(number, len(records.events))
+        sm, code = divmod(number, len(records.events))
         event = records.events[code]
         unit = event.all_args[0].unit
-        track = Track(event.name, int(blocks[block]), warps + code, counter=True, unit=unit)
+        track = Track(event.name, int(sms.track[sm]), warps + code, counter=True, unit=unit)
         mine = rows[group == number]
         order = mine[np.argsort(records.begin_ns[mine], kind="stable")]
         scene.samples(scene.tracks.add(track), records.begin_ns[order], records.args[0, order])

@@ -34,6 +34,7 @@ from tests.tui.helpers import ROOT, App, drive, drive_capture, shows
 
 MUSE = ROOT / "examples/03_read_a_trace/layer.mtr"
 STREAM = "python examples/01_trace_a_kernel/run.py --target host --steps 100000"
+TRACE = ROOT / "examples/01_trace_a_kernel"
 READ = ROOT / "examples/03_read_a_trace"
 LATE = ROOT / "examples/04_late_prefetch"
 LIVE = ROOT / "examples/06_watch_live"
@@ -89,11 +90,11 @@ class Live:
 
 @dataclass(frozen=True)
 class Perfetto:
-    """One step in Perfetto: whole, or a part of a launch with one block's warps.
+    """One step in Perfetto: whole, or a part of a launch with the warps of one block's SM.
 
-    ``block`` -1 is the first block that is drawn. ``part_us`` counts from the begin of that
+    ``block`` -1 is the lowest that is drawn. ``part_us`` counts from the begin of that
     block's launch. ``select`` is an event and a slot: the first such record of the block is
-    clicked, so that its arrows are drawn.
+    clicked, so that its arrows are drawn; of an event without a name nothing is.
     """
 
     capture: Path
@@ -112,7 +113,7 @@ class Perfetto:
                 launches = trace.launches[trace.launches.step == step]
                 block = launches.block.min() if self.block < 0 else self.block
                 launch = launches[launches.block == block].sort_values("begin_ns").iloc[0]
-                commands.append(_expand(f"^block {block} "))
+                commands.append(_expand(f"^SM {launch.sm}( |$)"))
                 query = self._query(trace, launch)
             screenshot(path, png, query=query, commands=commands, size=self.size)
 
@@ -124,6 +125,8 @@ class Perfetto:
             n: str(begin_ns + int(us * 1e3)) for n, us in zip(names, self.part_us, strict=True)
         }
         event, slot = self.select
+        if not event:
+            return query
         of = trace.records
         of = of[(of.layer == launch.layer) & (of.step == launch.step) & (of.block == launch.block)]
         of = of[(of.event == event) & (of.slot == slot)].sort_values("begin_ns")
@@ -165,12 +168,15 @@ def call(connection: ClientConnection, number: int, method: str, **params: objec
 
 
 PICTURES: dict[Path, Terminal | Live | Perfetto] = {
+    TRACE / "perfetto.png": Perfetto(
+        TRACE / "h200.mtr", block=-1, part_us=(-3, 97), size=(1600, 1000)
+    ),
     READ / "layers.png": Terminal(MUSE, "roles of layer 1", ("down", "down")),
     READ / "layer.png": Terminal(MUSE, "experts_up", ("down", "down", "enter")),
     READ / "warps.png": Terminal(
         MUSE, "tensor at", ("down", "down", "enter", "tab", "tab", "enter", "n"), (110, 30)
     ),
-    READ / "step.png": Perfetto(MUSE, size=(1400, 680)),
+    READ / "step.png": Perfetto(MUSE, size=(1400, 560)),
     READ / "block.png": Perfetto(
         MUSE, block=131, part_us=(18, 50), select=("first_weights", 7), size=(1400, 1050)
     ),

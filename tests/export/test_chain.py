@@ -31,8 +31,8 @@ def test_every_record_of_a_capture_is_in_the_trace(trace: Trace, tmp_path: Path)
     assert opened.value("select count() as n from slice") == result.slices
     rows = opened.rows(
         "select slice.name as name, count() as n from slice "
-        "join track on track_id = track.id join track as block on track.parent_id = block.id "
-        "where block.name glob 'block *' and slice.category is not 'warp' group by slice.name"
+        "join track on track_id = track.id join track as sm on track.parent_id = sm.id "
+        "where sm.name glob 'SM *' and slice.category is not 'warp' group by slice.name"
     )
     records = trace.records[trace.records["kind"] != "counter"]
     assert dict(rows) == dict(Counter(records["event"].astype(str)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +63,13 @@ def test_spreading_loses_and_changes_no_slice(rows: list[tuple[int, int, int]]) 
     assert before == after
     assert misplaced == int((nested.track >= 3).sum())
     assert not lanes(nested).any()
+
+
+@given(intervals())
+def test_slices_of_a_lane_of_depth_one_follow_each_other(rows: list[tuple[int, int, int]]) -> None:
+    slices = in_order(slices_of(rows))
+    for one in by_lane(slices, lanes(slices, depth=1)).values():
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(sorted(one)))
 
 
 @given(intervals())

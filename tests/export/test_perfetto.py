@@ -37,8 +37,8 @@ from tests.export.traces import (
 ALL = PerfettoOptions(steps="all")
 ON_WARPS = """
 from slice join track on slice.track_id = track.id
-join track as block on track.parent_id = block.id
-where block.name glob 'block *' and slice.category is not 'warp'
+join track as sm on track.parent_id = sm.id
+where sm.name glob 'SM *' and slice.category is not 'warp'
 """
 
 
@@ -100,8 +100,8 @@ def test_sums_by_name_are_exact(two_ranks: Exported) -> None:
 
 def test_begin_times_of_the_first_rank_are_its_globaltimer(two_ranks: Exported) -> None:
     rows = two_ranks.opened.rows(
-        "select slice.ts as ts from slice join track on track_id = track.id join track as block "
-        "on track.parent_id = block.id join track as gpu on block.parent_id = gpu.id "
+        "select slice.ts as ts from slice join track on track_id = track.id join track as sm "
+        "on track.parent_id = sm.id join track as gpu on sm.parent_id = gpu.id "
         "where gpu.name = 'rank 0 GPU' and slice.category is not 'warp'"
     )
     records = of_warps(two_ranks.trace)
@@ -123,15 +123,15 @@ def test_another_rank_is_placed_by_the_clock_models(two_ranks: Exported) -> None
     assert first[1] == begins[1] - 1000
 
 
-def test_warps_hang_below_blocks_below_gpus(two_ranks: Exported) -> None:
+def test_warps_hang_below_sms_below_gpus(two_ranks: Exported) -> None:
     paths = two_ranks.opened.rows(
-        "select gpu.name as gpu, block.name as block, warp.name as warp from track as warp "
-        "join track as block on warp.parent_id = block.id "
-        "join track as gpu on block.parent_id = gpu.id where gpu.name = 'rank 1 GPU'"
+        "select gpu.name as gpu, sm.name as sm, warp.name as warp from track as warp "
+        "join track as sm on warp.parent_id = sm.id "
+        "join track as gpu on sm.parent_id = gpu.id where gpu.name = 'rank 1 GPU'"
     )
     warps = {path for path in paths if path[2] != "depth"}
     assert warps == {
-        ("rank 1 GPU", f"block {block} (SM {2 * block})", warp)
+        ("rank 1 GPU", f"SM {2 * block} (block {block})", warp)
         for block in range(3)
         for warp in ("loader w0", "consumer w1", "consumer w2", "storer w3")
     }
@@ -161,7 +161,7 @@ def test_overlapping_layers_alternate_between_lanes_and_keep_their_durations(
     assert all(a[1] != b[1] for a, b in itertools.pairwise(rows[:4]))
 
 
-def test_phases_of_the_lead_warp_lie_in_the_launches_of_their_block(two_ranks: Exported) -> None:
+def test_phases_of_the_lead_warp_lie_in_the_launches_of_their_sm(two_ranks: Exported) -> None:
     rows = two_ranks.opened.rows(
         "select phase.name as name, launch.name as launch, launch.category as category "
         "from slice as phase join slice as launch on phase.parent_id = launch.id "

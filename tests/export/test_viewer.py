@@ -12,6 +12,7 @@ import pytest
 from megatrace.analysis import decode, views
 from megatrace.capture.reader import open_capture
 from megatrace.export import (
+    First,
     PerfettoOptions,
     export_perfetto,
     startup_commands,
@@ -35,7 +36,7 @@ def test_startup_commands_name_no_file() -> None:
 def test_the_rows_of_the_first_rank_are_opened_whichever_process_they_are_of(rank: int) -> None:
     rows = [
         str(pattern)
-        for command in startup_commands(rank)
+        for command in startup_commands(First(rank))
         if "TracksByRegex" in str(command["id"])
         for pattern in command["args"]  # type: ignore[attr-defined]
     ]
@@ -62,7 +63,7 @@ def test_the_real_viewer_shows_the_rows_and_the_table_of_stalls(tmp_path: Path) 
     trace, png = tmp_path / "t.pftrace.gz", tmp_path / "t.png"
     export_perfetto(small_trace(), trace, PerfettoOptions(steps="all"))
     text = screenshot(trace, png, commands=startup_commands())
-    for row in ("about this trace", "rank 0 CPU", "rank 0 GPU", "block 0 (SM 0)"):
+    for row in ("about this trace", "rank 0 CPU", "rank 0 GPU", "SM 0 (block 0)"):
         assert row in text
     assert "warp_us" in text
     assert "late prefetches" in text

@@ -28,6 +28,8 @@ CREATE OR REPLACE PERFETTO VIEW megatrace_records (
   rank LONG,
   -- Which of its processes; 1 where it has had one.
   process LONG,
+  -- SM that the block ran on.
+  sm LONG,
   -- Block of the grid.
   block LONG,
   -- Warp of the block.
@@ -48,7 +50,35 @@ SELECT
   slice.track_id,
   warp.rank,
   warp.process,
-  warp.block,
+  warp.sm,
+  coalesce(
+    warp.block,
+    -- Launches of a warp follow each other on a track.
+    (
+      SELECT
+        launch.block
+      FROM megatrace_warp_launches AS launch
+      WHERE
+        launch.track_id = slice.track_id AND launch.ts <= slice.ts
+      ORDER BY
+        launch.ts DESC
+      LIMIT 1
+    ),
+    -- What overlaps another record has left the track of its launch.
+    (
+      SELECT
+        launch.block
+      FROM megatrace_warp_launches AS launch
+      WHERE
+        launch.sm_track_id = warp.sm_track_id
+        AND launch.warp = warp.warp
+        AND launch.ts <= slice.ts
+        AND launch.ts + launch.dur >= slice.ts + slice.dur
+      ORDER BY
+        launch.ts
+      LIMIT 1
+    )
+  ) AS block,
   warp.warp,
   warp.role
 FROM slice

@@ -47,11 +47,6 @@ WITH
   spent AS (
     SELECT
       slice.id,
-      slice.ts,
-      slice.dur,
-      slice.track_id,
-      extract_arg(slice.arg_set_id, 'debug.launch') AS launch_no,
-      extract_arg(slice.arg_set_id, 'debug.sm') AS sm,
       substr(args.key, 7, length(args.key) - 9) AS class,
       args.int_value AS dur_ns,
       sum(args.int_value) OVER (PARTITION BY slice.id) AS wall_ns
@@ -65,29 +60,29 @@ WITH
       )
   )
 SELECT
-  spent.id,
-  spent.ts,
-  spent.dur,
-  spent.track_id,
+  warp.id,
+  warp.ts,
+  warp.dur,
+  warp.track_id,
   warp.rank,
   warp.process,
-  spent.launch_no,
+  warp.launch_no,
   launch.step,
   launch.kernel,
   launch.layer,
   warp.block,
-  coalesce(spent.sm, warp.sm) AS sm,
+  warp.sm,
   warp.warp,
   warp.role,
   spent.class,
   spent.dur_ns,
   spent.dur_ns * 1.0 / spent.wall_ns AS share
 FROM spent
-JOIN megatrace_warp_track AS warp USING (track_id)
+JOIN megatrace_warp_launches AS warp USING (id)
 JOIN megatrace_layer_times AS launch
   ON launch.rank = warp.rank
   AND launch.process = warp.process
-  AND launch.launch_no = spent.launch_no;
+  AND launch.launch_no = warp.launch_no;
 
 -- Where the warps of a launch wait, by class: the sum over its warps.
 CREATE OR REPLACE PERFETTO VIEW megatrace_stalls_by_layer (

@@ -79,7 +79,7 @@ WITH
       process,
       block,
       max(sm) AS sm
-    FROM megatrace_warp_track
+    FROM megatrace_warp_launches
     GROUP BY
       rank,
       process,
@@ -96,8 +96,8 @@ SELECT
   launch.step,
   launch.kernel,
   launch.layer,
-  warp.block,
-  coalesce(extract_arg(wait.arg_set_id, 'debug.sm'), warp.sm) AS sm,
+  coalesce(extract_arg(wait.arg_set_id, 'debug.block'), warp.block) AS block,
+  warp.sm,
   warp.warp,
   warp.role,
   wait.name AS event,

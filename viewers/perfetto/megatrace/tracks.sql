@@ -23,7 +23,7 @@ FROM track
 WHERE
   parent_id IS NULL AND name GLOB 'rank * GPU*';
 
--- Warps, a track each and one more for every lane of what overlaps.
+-- Warps of the SMs, a track each and one more for every lane of what overlaps.
 CREATE OR REPLACE PERFETTO TABLE megatrace_warp_track (
   -- The track.
   track_id JOINID(track.id),
@@ -31,10 +31,12 @@ CREATE OR REPLACE PERFETTO TABLE megatrace_warp_track (
   rank LONG,
   -- Which of its processes.
   process LONG,
-  -- Block of the grid.
-  block LONG,
-  -- SM that the block ran on; null where it ran on several.
+  -- The track of its SM.
+  sm_track_id JOINID(track.id),
+  -- SM.
   sm LONG,
+  -- Block of the grid; null where the SM ran several.
+  block LONG,
   -- Warp of the block.
   warp LONG,
   -- Role of the warp, `warp 3` where it has no name.
@@ -44,12 +46,13 @@ SELECT
   warp.id AS track_id,
   gpu.rank,
   gpu.process,
-  cast(substr(block.name, 7) AS INT) AS block,
+  sm.id AS sm_track_id,
+  cast(substr(sm.name, 4) AS INT) AS sm,
   iif(
-    block.name GLOB '* (SM *',
-    cast(substr(block.name, instr(block.name, '(SM ') + 4) AS INT),
+    sm.name GLOB '* (block *',
+    cast(substr(sm.name, instr(sm.name, '(block ') + 7) AS INT),
     NULL
-  ) AS sm,
+  ) AS block,
   cast(substr(warp.name, length(rtrim(warp.name, '0123456789')) + 1) AS INT) AS warp,
   iif(
     warp.name GLOB 'warp [0-9]*',
@@ -57,14 +60,64 @@ SELECT
     substr(warp.name, 1, length(rtrim(warp.name, '0123456789')) - 2)
   ) AS role
 FROM track AS warp
-JOIN track AS block
-  ON warp.parent_id = block.id
+JOIN track AS sm
+  ON warp.parent_id = sm.id
 JOIN megatrace_gpu_track AS gpu
-  ON block.parent_id = gpu.track_id
+  ON sm.parent_id = gpu.track_id
 WHERE
-  block.name GLOB 'block *' AND warp.name GLOB '*[0-9]'
+  sm.name GLOB 'SM [0-9]*' AND warp.name GLOB '*[0-9]'
 ORDER BY
   track_id;
+
+-- Launches of warps: which block ran. What a warp said in one lies within it on its track.
+CREATE OR REPLACE PERFETTO TABLE megatrace_warp_launches (
+  -- The launch on the track of the warp.
+  id JOINID(slice.id),
+  -- When the warp began it.
+  ts TIMESTAMP,
+  -- How long the warp was in it.
+  dur DURATION,
+  -- The track of the warp.
+  track_id JOINID(track.id),
+  -- Rank of the GPU.
+  rank LONG,
+  -- Which of its processes.
+  process LONG,
+  -- Launch of that process on the GPU, numbered from 0.
+  launch_no LONG,
+  -- The track of the SM.
+  sm_track_id JOINID(track.id),
+  -- SM that the block ran on.
+  sm LONG,
+  -- Block of the grid.
+  block LONG,
+  -- Warp of the block.
+  warp LONG,
+  -- Role of the warp.
+  role STRING
+) AS
+SELECT
+  slice.id,
+  slice.ts,
+  slice.dur,
+  slice.track_id,
+  warp.rank,
+  warp.process,
+  extract_arg(slice.arg_set_id, 'debug.launch') AS launch_no,
+  warp.sm_track_id,
+  warp.sm,
+  extract_arg(slice.arg_set_id, 'debug.block') AS block,
+  warp.warp,
+  warp.role
+FROM slice
+JOIN megatrace_warp_track AS warp USING (track_id)
+WHERE
+  slice.category = 'warp'
+ORDER BY
+  id;
+
+CREATE OR REPLACE PERFETTO INDEX megatrace_warp_launches_of_track
+ON megatrace_warp_launches(track_id, ts);
 
 -- The dependency that an event is about.
 CREATE OR REPLACE PERFETTO TABLE megatrace_event_edge (
