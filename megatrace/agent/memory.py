@@ -24,6 +24,8 @@ from megatrace.schema.layout import (
 TRACE_PARAMS_BYTES = 48
 """sizeof(TraceParams) of tracer.cuh."""
 
+_MOST = (1 << 16) - 1
+
 
 class TraceParams(ctypes.Structure):
     """TraceParams of tracer.cuh: the last argument of a traced kernel."""
@@ -36,7 +38,8 @@ class TraceParams(ctypes.Structure):
         ("line_mask", ctypes.c_uint32),
         ("kernel_layer", ctypes.c_uint32),
         ("warps", ctypes.c_uint32),
-        ("layers", ctypes.c_uint32),
+        ("layers", ctypes.c_uint16),  # with the next one a word there
+        ("block_warps", ctypes.c_uint16),
     )
 
 
@@ -81,8 +84,10 @@ class TraceMemory(Protocol):
 
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
-    mask, layers = int(ring.header["lines"]) - 1, int(ring.header["layers"])
-    return TraceParams(control, cursors, sums, lines, mask, 0, ring.rings, layers)
+    mask, warps = int(ring.header["lines"]) - 1, int(ring.header["warps"])
+    layers = min(int(ring.header["layers"]), _MOST)  # as a layer's number has no more bits
+    of_block = warps if warps <= _MOST else 0
+    return TraceParams(control, cursors, sums, lines, mask, 0, ring.rings, layers, of_block)
 
 
 class HostMemory:

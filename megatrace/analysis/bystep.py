@@ -47,7 +47,13 @@ def indexed_steps(
     capture: Capture, ranks: Collection[int] | None, steps: Collection[int] | None
 ) -> Iterator[tuple[Loaded, list[Rows], int]]:
     """What each step's trace is made of, from an index of all lines; and the step."""
-    loaded = load(capture, ranks)
+    yield from steps_of(load(capture, ranks), steps)
+
+
+def steps_of(
+    loaded: Loaded, steps: Collection[int] | None = None
+) -> Iterator[tuple[Loaded, list[Rows], int]]:
+    """The same of a capture whose lines were indexed already."""
     parts = [_Steps(rank) for rank in loaded.ranks]
     found = np.unique(np.concatenate([np.zeros(0, np.int64), *(part.steps for part in parts)]))
     for step in found.tolist():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from megatrace.analysis.columns import FLOOR
-from megatrace.analysis.lines import I8, Mask
+from megatrace.analysis.counted import Counted
+from megatrace.analysis.launches import launch_numbers
+from megatrace.analysis.lines import I8, Rows
 from megatrace.analysis.rank import Rank
 from megatrace.analysis.report import FloorRow, Floors, Report
 from megatrace.analysis.summary import summarise
@@ -19,34 +21,64 @@ from megatrace.analysis.traffic import Bandwidth, Traffic, floor
 from megatrace.capture.reader import Capture
 
 CPU = "cpu: times of the host build get no verdict"
+_SOME_LAUNCHES = 1 << 18
+"""Of warps, and as many more as the last step of them has: 150 bytes each."""
 NO_LAUNCH = "no launch of such a kernel is whole and counts its experts"
 
 
-def reported(capture: Capture, bandwidth: Bandwidth | None = None) -> Report:
+def reported(
+    capture: Capture,
+    bandwidth: Bandwidth | None = None,
+    *,
+    layers: Collection[int] | None = None,
+) -> Report:
     """The report of a capture with its floors, both from one reading.
 
-    ``bandwidth``: None, as the capture says. Raises as :func:`summarise`.
+    ``bandwidth``: None, as the capture says; ``layers``: of their launches alone. Raises as
+    :func:`summarise`.
     """
     traffic = Traffic.of(capture, bandwidth)
     if why := why_not(capture, traffic):
-        return replace(summarise(capture), floor=floors([], traffic, why))
-    gathered = _Gathered(traffic)
-    report = summarise(capture, gathered)
-    return replace(report, floor=floors(gathered.frames, traffic))
+        return replace(summarise(capture, layers=layers), floor=floors([], traffic, why))
+    kept = KeptLaunches(traffic)
+    report = summarise(capture, kept, layers=layers)
+    return replace(report, floor=floors(kept.frames(), traffic, layers=layers))
 
 
-@dataclass(slots=True)
-class _Gathered:
-    """Frames of ``FLOOR``, one a rank that says bytes."""
+class KeptLaunches:
+    """Launches of the ranks that say bytes, kept from a reading that was for something else."""
 
-    traffic: Traffic
-    frames: list[pd.DataFrame] = field(default_factory=list)
+    def __init__(self, traffic: Traffic) -> None:
+        """None yet."""
+        self._traffic = traffic
+        self._kept: list[tuple[Rank, Counted]] = []
 
-    def add(self, rank: Rank, experts: I8, uncertain: Mask) -> None:
+    def add(self, rank: Rank, counted: Counted) -> None:
         """See :class:`megatrace.analysis.summary.Launches`."""
-        if any(number == rank.rank for number, _ in self.traffic.said):
-            trace = without_records(rank, uncertain)
-            self.frames.append(floor(trace, self.traffic, experts))
+        if any(number == rank.rank for number, _ in self._traffic.said):
+            self._kept.append((rank, counted))
+
+    def frames(self) -> Iterator[pd.DataFrame]:
+        """Frames of ``FLOOR`` of all of them, of a few steps each."""
+        for rank, counted in self._kept:
+            assert rank.placed is not None
+            launches = rank.scan.launches
+            numbers = launch_numbers(launches, rank.placed.begin_ns)
+            for rows in _some_steps(launches.step):
+                trace = without_records(rank, rows, counted.in_doubt[rows], numbers)
+                yield floor(trace, self._traffic, counted.experts[rows])
+
+
+def _some_steps(step: I8) -> Iterator[Rows]:
+    """Rows of ``step`` [L], whole steps together: a frame of all might not fit in memory."""
+    order = np.argsort(step, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(step[order])) + 1, len(order))
+    begin = 0
+    while begin < len(order):
+        full = int(np.searchsorted(ends, min(begin + _SOME_LAUNCHES, len(order))))
+        end = int(ends[full])
+        yield np.sort(order[begin:end])
+        begin = end
 
 
 def why_not(capture: Capture, traffic: Traffic) -> str:
@@ -55,8 +87,16 @@ def why_not(capture: Capture, traffic: Traffic) -> str:
     return CPU if devices == {0} else traffic.why_not
 
 
-def floors(parts: Iterable[pd.DataFrame], traffic: Traffic, why: str = "") -> Floors:
-    """Sum up frames of ``FLOOR``."""
+def floors(
+    parts: Iterable[pd.DataFrame],
+    traffic: Traffic,
+    why: str = "",
+    *,
+    layers: Collection[int] | None = None,
+) -> Floors:
+    """Sum up frames of ``FLOOR``; ``layers``: rows of these alone."""
+    if layers is not None:
+        parts = [part[part["layer"].isin([*layers])] for part in parts]
     kept = [part[part["fraction"] >= 0].astype({"kernel": object}) for part in parts]
     frame = pd.concat(kept, ignore_index=True) if kept else FLOOR.empty()
     rate = traffic.shown

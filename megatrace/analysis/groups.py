@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from megatrace.analysis.counters import role_names
-from megatrace.analysis.lines import F8, I8, Rows
+from megatrace.analysis.lines import F8, I8, Mask, Rows
 from megatrace.analysis.rank import Rank
 from megatrace.analysis.stats import Durations
 
@@ -42,6 +43,8 @@ class Codes:
     launch_code: Rows
     """[L] ``kernel_layer * roles + role`` of each launch."""
     event_names: dict[int, str]
+    mine: Mask
+    """[L] Which launches are of the layers that were asked for."""
 
     @property
     def groups(self) -> int:
@@ -56,8 +59,8 @@ class Codes:
         return kernel, layer, self.roles[role], self.event_names.get(event, f"event {event}")
 
 
-def codes_of(rank: Rank) -> Codes:
-    """Number the kernels, layers and roles of one rank's launches."""
+def codes_of(rank: Rank, layers: Collection[int] | None = None) -> Codes:
+    """Number the kernels, layers and roles of one rank's launches; ``layers`` None: of all."""
     launches = rank.scan.launches
     packed = launches.kernel.astype(np.int64) << 16 | launches.layer
     values, index = np.unique(packed, return_inverse=True)
@@ -69,7 +72,9 @@ def codes_of(rank: Rank) -> Codes:
     role_of_warp = np.array([roles.index(r) for r in rank.roles])
     role = role_of_warp[launches.ring % rank.warps]
     events = {e.id: e.name for e in rank.lut.events.values()}
-    return Codes(tuple(names), roles, (index * len(roles) + role).astype(np.intp), events)
+    # Not by the names: in (other) there are launches of many layers.
+    mine = np.ones(len(launches), bool) if layers is None else np.isin(launches.layer, [*layers])
+    return Codes(tuple(names), roles, (index * len(roles) + role).astype(np.intp), events, mine)
 
 
 @dataclass(slots=True)

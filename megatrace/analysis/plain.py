@@ -53,3 +53,17 @@ def number(value: float) -> str:
     if value != value:
         return ""
     return f"{value:,.0f}" if value >= 10_000 else f"{value:,.2f}"
+
+
+def ranges_text(numbers: Iterable[int], limit: int = 8) -> str:
+    """``0-3, 7``; of more than ``limit`` ranges the first ones and the last."""
+    runs: list[list[int]] = []
+    for one in sorted(set(numbers)):
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1][1:] = [one]
+        else:
+            runs.append([one])
+    texts = ["-".join(map(str, run)) for run in runs]
+    if len(texts) > limit:
+        texts = [*texts[: limit - 1], "...", texts[-1]]
+    return ", ".join(texts)

@@ -31,6 +31,10 @@ class Slack:
     early: Mask
     cycles: I8
 
+    def of(self, mine: Mask) -> Slack:
+        """Those where ``mine`` [n]."""
+        return Slack(self.row[mine], self.late[mine], self.early[mine], self.cycles[mine])
+
 
 def edges_of(lut: Lookup) -> dict[str, int]:
     """Edges that a PREFETCH of the table ends, by name, numbered from 1."""

@@ -62,12 +62,24 @@ def _title(report: Report) -> str:
         textwrap.fill(f"loss: {report.loss_sentence()}", WIDTH, subsequent_indent="  "),
         f"clock: {_clock_sentence(report)}",
     ]
+    if report.layers.text:
+        lines.insert(1, textwrap.fill(_layers(report), WIDTH, subsequent_indent="  "))
     if report.device == "cpu":
         lines.append(
             "Times are of the host build on a CPU: order and logic are real, speed is not."
         )
     lines += [f"problem: {problem}" for problem in report.problems]
     return "\n".join(lines)
+
+
+def _layers(report: Report) -> str:
+    whole = ["loss", "clocks"]
+    if report.host_steps:
+        whole.insert(0, "host steps")
+    return (
+        f"{report.layers.text}: tables and shares are of their launches; the head, "
+        f"{' and '.join(filter(None, [', '.join(whole[:-1]), whole[-1]]))} are of the whole capture"
+    )
 
 
 def _device(report: Report) -> str:
@@ -174,9 +186,10 @@ def _stalls(report: Report) -> str:
         return ""
     head = ("role", "cause", "from", "rank", "count", "total us", "share")
     body = [_stall_cells(row) for row in report.stalls]
+    where = " in these layers" if report.layers.text else ""
     note = (
-        "records: launches with a timeline, share of the warps' time\n"
-        "counters: SMs and launches without a timeline, share of stalls"
+        f"records: launches with a timeline, share of the warps' time{where}\n"
+        f"counters: SMs and launches without a timeline, share of stalls{where}"
     )
     return f"Stalls by cause\n{table(head, body, left=3)}\n{note}"
 
@@ -247,6 +260,8 @@ def _prefetches(report: Report) -> str:
         legend = ["cpu: times of the host build get no verdict"]
     if not told:
         legend.append(f"{unseen}: waits that do not block left no word here")
+    if report.layers.text:
+        legend.append("of prefetches issued in these layers; the first use may be in another")
     return "\n".join(["Prefetches, by their first use", table(head, body, left=2), *legend])
 
 

@@ -6,9 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 
 from megatrace.analysis.loss import LossRow, LossTable
-
-SCHEMA = "megatrace.report"
-VERSION = 1
+from megatrace.analysis.plain import ranges_text
+from megatrace.documents import document
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +179,26 @@ class SmsRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class LayersShown:
+    """Layers whose launches a report is of.
+
+    ``chosen`` are those that were asked for, None: all. ``there`` are those of which the
+    capture has a launch with a timeline, or counters.
+    """
+
+    chosen: tuple[int, ...] | None
+    there: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """``layers 0-1 alone, of 0-61``; "" where all were asked for."""
+        if self.chosen is None:
+            return ""
+        several = "s" * (len(self.chosen) > 1)
+        return f"layer{several} {ranges_text(self.chosen)} alone, of {ranges_text(self.there)}"
+
+
+@dataclass(frozen=True, slots=True)
 class HostStepRow:
     """Steps of one rank, or forwards of one kind, as its host timed them.
 
@@ -281,6 +300,10 @@ class Report:
     """Largest relative error of medians and p95; 0 where they are exact."""
     floor: Floors = Floors()
     """None asked for; :func:`megatrace.analysis.floors.reported` does."""
+    layers: LayersShown = LayersShown(None, ())
+    """``kernels``, ``events``, ``stalls``, ``prefetches``, ``hangs``, ``overhead`` and ``floor``
+    are of the launches of these layers, and shares are of the time in them; all else is of the
+    whole capture. A prefetch is of the layer that issued it."""
 
     def loss_sentence(self) -> str:
         """One line: what is missing, and how well that is known."""
@@ -294,9 +317,7 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Plain dicts and lists; NaN becomes None."""
-        body: dict[str, object] = {"schema": SCHEMA, "version": VERSION}
-        body.update(asdict(self))
-        plain = _plain(body)
+        plain = _plain(document("report", asdict(self)))
         assert isinstance(plain, dict)
         return plain
 

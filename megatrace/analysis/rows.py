@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 
 import numpy as np
 
-from megatrace.analysis.counters import counter_sums
+from megatrace.analysis.counters import counter_sums, layers_of
 from megatrace.analysis.groups import EVENTS, Gathered, Sums
 from megatrace.analysis.launches import whole_launches
 from megatrace.analysis.lines import F8, I8
@@ -55,8 +56,12 @@ def launch_times(rank: Rank, sums: Sums, shared: Gathered) -> None:
     end = np.maximum.reduceat(placed.end_ns[order], start)
     whole = np.logical_and.reduceat(launches.complete[order], start)
     groups = sums.codes.launch_code[order[start]] // len(sums.codes.roles)
-    numbers = [shared.kernels.of((*name, "", "")) for name in sums.codes.kernel_layers]
-    row = np.array(numbers, np.intp)[groups]
+    # All its warps say one layer.
+    mine = np.flatnonzero(sums.codes.mine[order[start]])
+    numbers = np.zeros(len(sums.codes.kernel_layers), np.intp)
+    for group in np.unique(groups[mine]).tolist():
+        numbers[group] = shared.kernels.of((*sums.codes.kernel_layers[group], "", ""))
+    row, whole, begin, end = numbers[groups[mine]], whole[mine], begin[mine], end[mine]
     shared.launches.update(row.tolist())
     shared.walls.add(row[whole], np.maximum(end - begin, 0)[whole].astype(np.float64))
 
@@ -115,7 +120,7 @@ def warp_time(rank: Rank, sums: Sums) -> F8:
     """Time (ns) that warps spent in launches whose end is known, by (kernel, layer, role)."""
     if rank.placed is None:
         return np.zeros(sums.codes.groups)
-    done = rank.scan.launches.complete
+    done = rank.scan.launches.complete & sums.codes.mine
     spent = (rank.placed.end_ns - rank.placed.begin_ns)[done].astype(np.float64)
     return np.bincount(sums.codes.launch_code[done], spent, sums.codes.groups).astype(np.float64)
 
@@ -125,8 +130,10 @@ def _share(spent_ns: float, warp_ns: float) -> float:
     return min(1.0, spent_ns / warp_ns) if warp_ns else float("nan")
 
 
-def stall_rows(samples: CounterSamples, rank: Rank, sums: Sums) -> list[StallRow]:
-    """By role and cause: what records say, then what the counters say."""
+def stall_rows(
+    samples: CounterSamples, rank: Rank, sums: Sums, layers: Collection[int] | None
+) -> list[StallRow]:
+    """By role and cause: what records say, then what the counters say; ``layers`` None: of all."""
     out: list[StallRow] = []
     both = rank_of(rank.rank), process_of(rank.rank)
     roles = sums.codes.roles
@@ -141,7 +148,7 @@ def stall_rows(samples: CounterSamples, rank: Rank, sums: Sums) -> list[StallRow
             if many:
                 share = _share(spent, float(warp_ns[role]))
                 out.append(StallRow(*both, name, cause, "records", many, spent * _US, None, share))
-    counted = counter_sums(samples, rank.rank, rank.facts.rings, rank.roles)
+    counted = counter_sums(samples, rank.rank, rank.facts.rings, rank.roles, layers)
     rate = rank.clock.ns_per_cycle if rank.clock else None
     for role, name in enumerate(roles):
         all_cycles = int(counted.cycles[role].sum())
@@ -218,13 +225,22 @@ def _never_closed(rank: Rank) -> tuple[str, ...]:
     return tuple(sorted(map(str, never)))
 
 
-def overhead_row(samples: CounterSamples, rank: Rank, records: int) -> OverheadRow:
-    """How much one rank wrote."""
-    loss, launches = rank.scan.loss, rank.scan.launches
-    words = _total(loss.words_seen)
-    lines = _total(loss.lines_seen)
-    header = HEADER_WORDS * len(launches) + CLOSING_WORDS * int(launches.complete.sum())
-    sampled = int((samples.rank == rank.rank).sum())
+def overhead_row(
+    samples: CounterSamples, rank: Rank, sums: Sums, records: int, layers: Collection[int] | None
+) -> OverheadRow:
+    """How much one rank wrote, in all or in launches of ``layers``."""
+    loss, launches, segments = rank.scan.loss, rank.scan.launches, rank.scan.segments
+    mine, sampled_at = sums.codes.mine, np.flatnonzero(samples.rank == rank.rank)
+    sampled = len(sampled_at)
+    if layers is None:  # words and lines of no launch too
+        words, lines = _total(loss.words_seen), _total(loss.lines_seen)
+    else:
+        words = _total(launches.words[mine])
+        placed = np.flatnonzero(segments.launch >= 0)
+        placed = placed[mine[segments.launch[placed]]]
+        lines = _total(segments.last[placed] - segments.first[placed])
+        sampled = int(np.isin(layers_of(samples, sampled_at, rank.facts.rings), [*layers]).sum())
+    header = HEADER_WORDS * int(mine.sum()) + CLOSING_WORDS * int(launches.complete[mine].sum())
     share = 4 * (words - header) / (LINE_BYTES * lines) if lines else 0.0
     both = rank_of(rank.rank), process_of(rank.rank)
     return OverheadRow(*both, records, words, LINE_BYTES * lines, header, share, sampled)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from megatrace.analysis.counted import Counted
+from megatrace.analysis.counters import layers_of
 from megatrace.analysis.groups import EVENTS, Gathered, Sums, codes_of
-from megatrace.analysis.lines import F8, HANG, I8, Mask, Rows
+from megatrace.analysis.lines import F8, HANG, Rows
 from megatrace.analysis.loss import LossTable
+from megatrace.analysis.plain import ranges_text
 from megatrace.analysis.plan import Piece, pieces
 from megatrace.analysis.prefetch import slack
 from megatrace.analysis.rank import Rank, load_rank
-from megatrace.analysis.report import HangRow, Report, SmsRecorded
+from megatrace.analysis.report import HangRow, LayersShown, Report, SmsRecorded
 from megatrace.analysis.rows import (
     clock_row,
     device_name,
@@ -33,9 +37,9 @@ from megatrace.analysis.stats import RELATIVE_ERROR
 from megatrace.analysis.tables import SPAN
 from megatrace.analysis.words import Malformed, Records, decode_chunk
 from megatrace.capture.reader import Capture, CounterSamples
-from megatrace.schema import EventTable, Kind
+from megatrace.errors import UsageError
+from megatrace.schema import EventTable
 from megatrace.schema.processes import process_of, rank_of
-from megatrace.schema.traffic import DISTINCT_EXPERTS
 
 MAX_HANGS = 1000
 """Hang rows of one rank; a machine that hangs harder than this says nothing more."""
@@ -44,25 +48,22 @@ MAX_HANGS = 1000
 class Launches(Protocol):
     """Who wants the launches of each rank besides, from the same reading."""
 
-    def add(self, rank: Rank, experts: I8, uncertain: Mask) -> None:
-        """Of each launch of a warp [L]: experts that it counted (-1: none), time uncertain."""
+    def add(self, rank: Rank, counted: Counted) -> None:
+        """A rank with a clock, and what the records of its launches say of each."""
 
 
 class RankSums:
     """One rank's sums, chunk by chunk."""
 
-    def __init__(self, rank: Rank, shared: Gathered) -> None:
-        """Sum the records of ``rank`` into its own arrays and ``shared`` durations."""
+    def __init__(self, rank: Rank, shared: Gathered, layers: Collection[int] | None = None) -> None:
+        """Sum the records of ``rank`` into its own arrays and ``shared`` durations.
+
+        ``layers`` None: those of all.
+        """
         self.rank = rank
-        self.experts = np.full(len(rank.scan.launches), -1, np.int64)
-        self.in_doubt = np.zeros(len(rank.scan.launches), np.bool_)
-        self._counts = [
-            event.id
-            for event in rank.lut.events.values()
-            if event.name == DISTINCT_EXPERTS and event.kind is Kind.COUNTER
-        ]
+        self.counted = Counted(rank)
         self.shared = shared
-        self.sums = Sums(codes_of(rank), shared.numbering)
+        self.sums = Sums(codes_of(rank, layers), shared.numbering)
         self.malformed = Malformed()
         self.uncertain = 0
         self.records = 0
@@ -70,16 +71,16 @@ class RankSums:
 
     def run(self) -> None:
         """Decode everything; what has no place in time counts, and its hangs are told."""
-        for piece in pieces(self.rank.source, self.rank.scan, self.rank.warps):
-            self._add(piece)
-
-    def _add(self, piece: Piece) -> None:
         rank = self.rank
-        records = decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches))
-        self.malformed += records.malformed
-        uncertain = records.uncertain | rank.scan.launches.unchecked[piece.launches]
-        self.in_doubt[piece.launches] = uncertain
-        self.uncertain += int(uncertain.sum())
+        for piece in pieces(rank.source, rank.scan, rank.warps):
+            self.add(decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches)), piece)
+
+    def add(self, whole: Records, piece: Piece) -> None:
+        """Add what was decoded of one piece. Of each launch there is one, in any order."""
+        rank = self.rank
+        self.malformed += whole.malformed
+        self.uncertain += int(self.counted.add(whole, piece).sum())
+        records = self._of_layers(whole, piece)
         self.records += len(records.at)
         if rank.placed is None:
             self._add_hangs(records, piece, np.full(len(piece.launches), np.nan))
@@ -88,9 +89,14 @@ class RankSums:
         base = self.sums.codes.launch_code[piece.launches] * EVENTS
         self._add_blocking(records, base, rate)
         self._add_spans(records, base, rate)
-        self._add_prefetches(records, piece, rate)
+        # A layer's prefetch may be used by another.
+        self._add_prefetches(whole, piece, rate)
         self._add_hangs(records, piece, rate)
-        self._add_experts(records, piece)
+
+    def _of_layers(self, records: Records, piece: Piece) -> Records:
+        """Those of the layers that were asked for."""
+        mine = self.sums.codes.mine[piece.launches]
+        return records if mine.all() else records.of(np.flatnonzero(mine[records.launch]))
 
     def _add_blocking(self, records: Records, base: Rows, rate: F8) -> None:
         rows = np.flatnonzero(self.rank.lut.blocks[records.event])
@@ -126,6 +132,7 @@ class RankSums:
         found = slack(records, rank.lut, ring, rank.warps, launches.clock[piece.launches])
         if found is None:
             return
+        found = found.of(self.sums.codes.mine[piece.launches[records.launch[found.row]]])
         launch = records.launch[found.row]
         event = records.event[found.row]
         group = self.sums.codes.launch_code[piece.launches][launch] // len(self.sums.codes.roles)
@@ -141,12 +148,6 @@ class RankSums:
         self.shared.late.add(row[late], dur_ns[late])
         self.shared.early.add(row[early], dur_ns[early])
         self.shared.unseen.update(row[~late & ~early].tolist())
-
-    def _add_experts(self, records: Records, piece: Piece) -> None:
-        for event in self._counts:
-            rows = np.flatnonzero(records.event == event)
-            launch = piece.launches[records.launch[rows]]
-            np.maximum.at(self.experts, launch, records.arg(rows, 0).astype(np.int64))
 
     def _add_hangs(self, records: Records, piece: Piece, rate: F8) -> None:
         rank = self.rank
@@ -176,24 +177,73 @@ class RankSums:
             )
 
 
-def summarise(capture: Capture, launches: Launches | None = None) -> Report:
+class Summing:
+    """A report in the making: its ranks have been scanned, and their pieces are being decoded."""
+
+    def __init__(
+        self, capture: Capture, ranks: Sequence[Rank], layers: Collection[int] | None = None
+    ) -> None:
+        """Begin with all the ranks of ``capture``; of launches of ``layers`` alone, None: of all.
+
+        Raises UsageError, with the layers that there are, for one that is not there.
+        """
+        self._capture = capture
+        self._samples = capture.counters()
+        self._shared = Gathered()
+        self._layers = _layers_shown(capture, self._samples, ranks, layers)
+        self.parts = [RankSums(rank, self._shared, self._layers.chosen) for rank in ranks]
+        for part in self.parts:
+            launch_times(part.rank, part.sums, self._shared)
+
+    def report(self) -> Report:
+        """The report, once each part has all its pieces."""
+        return _report(self._capture, self._samples, self.parts, self._shared, self._layers)
+
+
+def summarise(
+    capture: Capture, launches: Launches | None = None, *, layers: Collection[int] | None = None
+) -> Report:
     """The report of a capture; ``launches`` is told of those of each rank with a clock.
 
-    Medians are exact up to 4 million durations, beyond that within 0.4 %, and the report
-    says which. Raises SchemaMismatch and FormatError where a table of events cannot be
-    read; damage to lines and words is counted, never raised.
+    ``layers``: tables of the launches of these alone, see :attr:`Report.layers`. Medians are
+    exact up to 4 million durations, beyond that within 0.4 %, and the report says which.
+    Raises UsageError for a layer that is not there, SchemaMismatch and FormatError where a
+    table of events cannot be read; damage to lines and words is counted, never raised.
     """
-    shared = Gathered()
-    parts: list[RankSums] = []
-    for number in ranks_of(capture):
-        table = capture.tables.get(number, EventTable("unknown", ()))
-        part = RankSums(load_rank(capture, number, table), shared)
-        launch_times(part.rank, part.sums, shared)
+    tables = capture.tables
+    ranks = [
+        load_rank(capture, number, tables.get(number, EventTable("unknown", ())))
+        for number in ranks_of(capture)
+    ]
+    sums = Summing(capture, ranks, layers)
+    for part in sums.parts:
         part.run()
         if launches is not None and part.rank.placed is not None:
-            launches.add(part.rank, part.experts, part.in_doubt)
-        parts.append(part)
-    return _report(capture, capture.counters(), parts, shared)
+            launches.add(part.rank, part.counted)
+    return sums.report()
+
+
+def _layers_shown(
+    capture: Capture,
+    samples: CounterSamples,
+    ranks: Sequence[Rank],
+    layers: Collection[int] | None,
+) -> LayersShown:
+    """The layers asked for and those that there are. Raises UsageError for one that is not."""
+    there: set[int] = set()
+    for rank in ranks:
+        there.update(np.unique(rank.scan.launches.layer).tolist())
+        if rank.facts.rings:
+            counted = samples.records["count"].any(axis=1)
+            rows = np.flatnonzero(counted & (samples.rank == rank.rank))
+            there.update(np.unique(layers_of(samples, rows, rank.facts.rings)).tolist())
+    if layers is None:
+        return LayersShown(None, tuple(sorted(there)))
+    if missing := sorted(set(layers) - there):
+        text = f"layer{'s' * (len(missing) > 1)} {ranges_text(missing)}"
+        have = f"layers {ranges_text(there)}" if there else "no launch and no counter of any"
+        raise UsageError(f"{capture.path} has no {text}", hint=f"it has {have}")
+    return LayersShown(tuple(sorted(set(layers))), tuple(sorted(there)))
 
 
 def ranks_of(capture: Capture) -> list[int]:
@@ -213,7 +263,11 @@ def sms_recorded(capture: Capture) -> SmsRecorded:
 
 
 def _report(
-    capture: Capture, samples: CounterSamples, parts: list[RankSums], shared: Gathered
+    capture: Capture,
+    samples: CounterSamples,
+    parts: list[RankSums],
+    shared: Gathered,
+    layers: LayersShown,
 ) -> Report:
     ranks = [part.rank for part in parts]
     exact = shared.durations.exact and shared.walls.durations.exact
@@ -234,7 +288,9 @@ def _report(
         host_steps=host_step_rows(capture),
         kernels=kernel_rows(shared),
         events=event_rows([part.sums for part in parts], ranks, shared),
-        stalls=tuple(row for part in parts for row in stall_rows(samples, part.rank, part.sums)),
+        stalls=tuple(
+            row for p in parts for row in stall_rows(samples, p.rank, p.sums, layers.chosen)
+        ),
         prefetches=prefetch_rows(shared, ranks),
         hangs=tuple(row for part in parts for row in part.hangs),
         lines_lost=table.lines_lost if capture.lines_known else None,
@@ -242,8 +298,11 @@ def _report(
         launches_cut=table.launches_cut,
         tail_words_at_most=table.tail_words_at_most,
         loss=table.rows,
-        overhead=tuple(overhead_row(samples, p.rank, p.records) for p in parts),
+        overhead=tuple(
+            overhead_row(samples, p.rank, p.sums, p.records, layers.chosen) for p in parts
+        ),
         clocks=tuple(clock_row(rank) for rank in ranks),
         quantiles_exact=exact,
         quantile_error=0.0 if exact else RELATIVE_ERROR,
+        layers=layers,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from megatrace.analysis.server import host_ranks, host_records_lost
 from megatrace.analysis.side import in_order
 from megatrace.analysis.summary import ranks_of
 from megatrace.analysis.tables import own_args
-from megatrace.analysis.words import Malformed, decode_all
+from megatrace.analysis.words import Malformed, Records, decode_all
 from megatrace.capture.reader import Capture
 from megatrace.clock import ClockModel
 from megatrace.schema import EventTable
@@ -126,12 +127,22 @@ def segments_of(rank: Rank, wanted: Mask) -> Rows:
     return np.flatnonzero(keep)
 
 
+Watch: TypeAlias = Callable[[Rank, Records, Piece], None]
+"""Told of the records of each piece that a trace is made of, in their order."""
+
+
 def trace_of(
-    loaded: Loaded, chosen: Sequence[Rows], host: pd.DataFrame, *, lean: bool = False
+    loaded: Loaded,
+    chosen: Sequence[Rows],
+    host: pd.DataFrame,
+    *,
+    lean: bool = False,
+    watch: Watch | None = None,
 ) -> Trace:
     """The trace of some segments of each rank, whole launches in the order of the rings.
 
-    ``lean`` leaves the columns of :data:`megatrace.analysis.recordframe.SPARED` out.
+    ``lean`` leaves the columns of :data:`megatrace.analysis.recordframe.SPARED` out. ``watch``
+    sees the records as they are decoded.
     """
     capture, ranks = loaded.capture, loaded.ranks
     rows = [_launches_of(r, segments) for r, segments in zip(ranks, chosen, strict=True)]
@@ -141,7 +152,7 @@ def trace_of(
     loss = []
     base = 0
     for i, rank in enumerate(ranks):
-        malformed, uncertain = _decode_rank(rank, chosen[i], rows[i], base, records)
+        malformed, uncertain = _decode_rank(rank, chosen[i], rows[i], base, records, watch)
         if rank.placed is not None:
             frame = launch_frame(rank, rows[i], rank.placed, uncertain, loaded.numbers[i])
             launches.append(frame)
@@ -163,12 +174,14 @@ def trace_of(
     )
 
 
-def without_records(rank: Rank, uncertain: Mask) -> Trace:
-    """All launches of a rank that has a clock, ``uncertain`` [L] of them in time; no record."""
+def without_records(rank: Rank, rows: Rows, uncertain: Mask, numbers: I8) -> Trace:
+    """Launches at ``rows`` of a rank that has a clock, ``uncertain`` [rows] in time; no record.
+
+    ``numbers`` [L] are launch numbers of all its launches.
+    """
     assert rank.placed is not None
-    rows = np.arange(len(uncertain))
     return Trace(
-        launches=launch_frame(rank, rows, rank.placed, uncertain),
+        launches=launch_frame(rank, rows, rank.placed, uncertain, numbers),
         records=empty_records(),
         host=empty_host(),
         loss=LossTable(()),
@@ -199,7 +212,12 @@ def _launches_of(rank: Rank, segments: Rows) -> Rows:
 
 
 def _decode_rank(
-    rank: Rank, segments: Rows, rows: Rows, base: int, into: RecordFrame
+    rank: Rank,
+    segments: Rows,
+    rows: Rows,
+    base: int,
+    into: RecordFrame,
+    watch: Watch | None,
 ) -> tuple[Malformed, Mask]:
     """Add the records of ``rows``; what was malformed, and which of them are uncertain."""
     uncertain = np.zeros(len(rows), bool)
@@ -209,13 +227,16 @@ def _decode_rank(
     into.begin(rank)
     at = 0
 
-    def look(piece: Piece) -> Found:
-        return find(rank, decode_all(piece.chunk, rank.lut, rank.span_clock(piece.launches)))
+    def look(piece: Piece) -> tuple[Found, Records | None]:
+        whole = decode_all(piece.chunk, rank.lut, rank.span_clock(piece.launches))
+        return find(rank, whole), None if watch is None else whole.own()
 
     # numpy lets go of the interpreter: chunks are decoded and written side by side.
-    for piece, found, write in in_order(
+    for piece, (found, seen), write in in_order(
         pieces_of(rank.source, rank.scan, rank.warps, segments), look
     ):
+        if watch is not None and seen is not None:
+            watch(rank, seen, piece)
         part = slice(at, at + len(piece.launches))
         at = part.stop
         malformed += found.malformed

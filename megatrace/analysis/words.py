@@ -98,6 +98,18 @@ class Records:
     """[L] The closing's clock disagrees with the sum of the differences."""
     malformed: Malformed
 
+    def of(self, rows: Rows) -> Records:
+        """Those at ``rows``, in their order; words, launches and what was malformed stay."""
+        return Records(
+            self.words, self.at.take(rows), self.event.take(rows), self.launch.take(rows),
+            self.segment.take(rows), self.t.take(rows), self.dur.take(rows), self.uncertain,
+            self.malformed,
+        )  # fmt: skip
+
+    def own(self) -> Records:
+        """The kernel's own records and hangs: no header, closing or epoch."""
+        return self.of(np.flatnonzero(self.event >= HANG))
+
     def arg(self, rows: Rows, index: int) -> U4:
         """Argument ``index`` of the records at ``rows``, 31 bits."""
         return self.words.take(self.at.take(rows) + (1 + index)) & np.uint32(ARG_MASK)
@@ -109,13 +121,7 @@ def decode_chunk(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:
     ``span_clock`` [L]: cycles from header to closing (31 bits), -1 where there is none;
     checked against the closing's own time.
     """
-    whole = decode_all(chunk, lut, span_clock)
-    rows = np.flatnonzero(whole.event >= HANG)
-    return Records(
-        whole.words, whole.at.take(rows), whole.event.take(rows), whole.launch.take(rows),
-        whole.segment.take(rows), whole.t.take(rows), whole.dur.take(rows), whole.uncertain,
-        whole.malformed,
-    )  # fmt: skip
+    return decode_all(chunk, lut, span_clock).own()
 
 
 def decode_all(chunk: Chunk, lut: Lookup, span_clock: I8) -> Records:

@@ -32,6 +32,14 @@ def rank_asked(text: str | None, capture: Capture) -> int | None:
     return number
 
 
+def layers_asked(text: str | None) -> frozenset[int] | None:
+    """``0-3,7`` as layers; None where none was asked for. Raises UsageError."""
+    from megatrace.collect.options import parse_list
+    from megatrace.schema.layout import LAYER_MASK
+
+    return None if text is None else parse_list(text, "--layer", "layer", LAYER_MASK + 1)
+
+
 def asked_of(capture: Capture) -> dict[str, str]:
     """The options by name: every, level, steps, burst, sms; {} where the capture has none."""
     from megatrace.collect.options import LEVELS
@@ -54,8 +62,8 @@ def sms_of(capture: Capture) -> str:
     """``4 of 132 SMs recorded (--sms 0-3)``; "" where all were asked for."""
     if not isinstance(_options(capture).get("sms"), list):
         return ""
+    from megatrace.analysis.plain import ranges_text
     from megatrace.analysis.summary import sms_recorded
-    from megatrace.export.select import ranges_text
 
     found = sms_recorded(capture)
     return f"{found.text} (--sms {ranges_text(found.chosen or ())})"

@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from megatrace.collect.talk import Talk
+from megatrace.documents import document
 from megatrace.errors import MegatraceError
 
 if TYPE_CHECKING:
     from megatrace.capture.reader import Capture
 
-JSON_VERSION = 1
-
 
 def print_json(schema: str, body: Mapping[str, object]) -> None:
     """Print ``body`` as one JSON document with its ``schema`` and ``version``."""
-    document = {"schema": f"megatrace.{schema}", "version": JSON_VERSION, **body}
-    sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+    sys.stdout.write(json.dumps(document(schema, body), indent=2, default=str) + "\n")
 
 
 def flush_stdout() -> bool:

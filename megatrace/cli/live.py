@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megatrace.documents import document
 from megatrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def _stream(source: LiveSource, interval_s: float) -> int:
         status, frame = source.poll()
         if status.state == "ended":
             break
-        line = {"schema": "megatrace.live", "version": 1, "session": name, "t_s": time.time()}
-        sys.stdout.write(json.dumps({**line, **to_dict(status, frame)}) + "\n")
+        body = {"session": name, "t_s": time.time(), **to_dict(status, frame)}
+        sys.stdout.write(json.dumps(document("live", body)) + "\n")
         sys.stdout.flush()
         due = max(due + interval_s, time.monotonic())
         while time.monotonic() < due:

@@ -79,7 +79,8 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     options_metavar="[--version]",
     subcommand_metavar="VERB ...",
-    epilog="megatrace VERB --help says more.",
+    epilog="megatrace VERB --help says more. A JSON document says its schema and version: where a "
+    "field goes or changes its meaning the version does, where one is new it does not.",
 )
 @click.version_option(__version__, message="megatrace %(version)s")
 def cli() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megatrace.cli.asked import layers_asked
 from megatrace.cli.bandwidth import bandwidth_option, given
 from megatrace.cli.progress import Progress
 from megatrace.cli.shown import command_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     help="Write one page of plots instead, for a browser without a network.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
+@click.option("--layer", "layers", metavar="LIST", help="Launches of these layers alone: 0-3,7.")
 @bandwidth_option("For the fraction of the floor, where the program said its bytes.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where the capture is incomplete.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -43,6 +45,7 @@ def command(
     top: int,
     html: Path | None,
     force: bool,
+    layers: str | None,
     bandwidth: float | None,
     strict: bool,
     as_json: bool,
@@ -51,6 +54,9 @@ def command(
 
     The fraction of the floor is the time of the bytes that a launch must read, as the
     program said them, against the time it took.
+
+    With --layer every table of launches is of those of these layers, and shares are of the
+    time in them; loss, clocks and host steps stay those of the whole capture.
 
     With --html the same as plots, and who waited for whom: stalls by layer, launch times,
     prefetches, waits block by block, SMs, steps.
@@ -62,11 +68,12 @@ def command(
         raise UsageError("--html and --json exclude each other", hint="give one of them")
     if html is not None:
         _check(html, force)
+    chosen = layers_asked(layers)
     with open_capture(file) as capture:
         if html is None:
-            said = _tables(capture, top, bandwidth, as_json)
+            said = _tables(capture, top, bandwidth, chosen, as_json)
         else:
-            said = _page(capture, html, bandwidth, force)
+            said = _page(capture, html, bandwidth, chosen, force)
         # Damage in a large file shows only once its lines are read.
         warn_incomplete(capture)
         complete = capture.complete
@@ -74,11 +81,17 @@ def command(
     return int(ExitCode.INCOMPLETE if strict and not complete else ExitCode.OK)
 
 
-def _tables(capture: Capture, top: int, bandwidth: float | None, as_json: bool) -> str:
+def _tables(
+    capture: Capture,
+    top: int,
+    bandwidth: float | None,
+    layers: frozenset[int] | None,
+    as_json: bool,
+) -> str:
     from megatrace.analysis import to_text
     from megatrace.analysis.floors import reported
 
-    report = reported(capture, given(bandwidth))
+    report = reported(capture, given(bandwidth), layers=layers)
     return report.to_json() + "\n" if as_json else to_text(report, top=top)
 
 
@@ -91,7 +104,13 @@ def _check(output: Path, force: bool) -> None:
     check_output(output, force=force)
 
 
-def _page(capture: Capture, output: Path, bandwidth: float | None, force: bool) -> str:
+def _page(
+    capture: Capture,
+    output: Path,
+    bandwidth: float | None,
+    layers: frozenset[int] | None,
+    force: bool,
+) -> str:
     """Write the page; nothing goes to stdout."""
     from megatrace.export.html import export_html
 
@@ -101,7 +120,7 @@ def _page(capture: Capture, output: Path, bandwidth: float | None, force: bool) 
     try:
         result = export_html(
             capture, output, force=force, command=command_of(capture), progress=progress,
-            bandwidth=given(bandwidth),
+            bandwidth=given(bandwidth), layers=layers,
         )  # fmt: skip
     finally:
         progress.end()

@@ -87,8 +87,8 @@ def decode_asked(
     raises.
     """
     from megatrace.analysis import decode
+    from megatrace.analysis.plain import ranges_text
     from megatrace.export.capture import steps_recorded
-    from megatrace.export.select import ranges_text
 
     steps = shown.steps
     small = len(capture.line_index()) <= _SMALL_LINES and perfetto and shown.rank is None

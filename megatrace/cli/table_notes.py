@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import TYPE_CHECKING
 
 from megatrace.errors import UsageError
@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 
 def refuse_absent(
     capture: Capture,
+    frame: pd.DataFrame,
     rank: int | None,
     steps: range | None,
     launch: int | None,
-    layer: int | None,
+    layers: Collection[int] | None,
     *,
     host: bool,
 ) -> None:
-    """Raise UsageError for steps, a launch_no or a layer that ``rank`` does not have.
+    """Raise UsageError for steps, a launch_no or one of ``layers`` that ``rank`` does not have.
 
-    ``rank`` None: that no rank has. ``host``: steps that its host alone tells of are there.
+    ``frame`` is the table: whose rows are of a layer, that layer is there. ``rank`` None: that no
+    rank has. ``host``: steps that its host alone tells of are there.
     """
-    if steps is None and launch is None and layer is None:
+    if len(frame):
+        steps = launch = None
+        layers = set(layers) - set(frame["layer"].tolist()) if layers else None
+    if steps is None and launch is None and not layers:
         return
     from megatrace.analysis.trace import load
 
@@ -43,15 +48,16 @@ def refuse_absent(
     if launch is not None:
         there = {number for of in loaded.numbers for number in set(of.tolist())}
         _refuse(capture, there, [launch], f"launch_no {launch}", "launch_no")
-    if layer is not None:
+    if layers:
         there = {number for of in launches for number in set(of.layer.tolist())}
-        _refuse(capture, there, [layer], f"layer {layer}", "layers")
+        for layer in sorted(layers):
+            _refuse(capture, there, [layer], f"layer {layer}", "layers")
 
 
 def _refuse(
     capture: Capture, there: set[int], wanted: Container[int], what: str, kind: str
 ) -> None:
-    from megatrace.export.select import ranges_text
+    from megatrace.analysis.plain import ranges_text
 
     # Not by walking what is wanted: a range of steps may be as long as one likes.
     if there and not any(one in wanted for one in there):
@@ -87,8 +93,8 @@ def say_whose(talk: Talk, capture: Capture, path: pd.DataFrame, what: str, *, of
     ``what`` is "" for the step of its rows; ``of_all``: no rank was asked for.
     """
     from megatrace.analysis.numbers import numbers_of
+    from megatrace.analysis.plain import ranges_text
     from megatrace.analysis.summary import ranks_of
-    from megatrace.export.select import ranges_text
     from megatrace.schema.processes import rank_text
 
     mine = sorted(set(numbers_of(path).tolist()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megatrace.cli.asked import rank_asked
+from megatrace.cli.asked import layers_asked, rank_asked
 from megatrace.cli.bandwidth import bandwidth_option, given
 from megatrace.cli.table_notes import refuse_absent, say_floor, say_sms, say_unknown, say_whose
 from megatrace.collect.talk import Talk
@@ -39,7 +39,7 @@ class _Asked:
     name: str
     steps: range | None
     launch: int | None
-    layer: int | None
+    layer: frozenset[int] | None
     rank: int | None
     format: str
     top: int
@@ -52,7 +52,7 @@ class _Asked:
 @click.option("--step", type=click.IntRange(0), metavar="N", help="This step alone.")
 @click.option("--steps", metavar="A:B", help="Steps A to B-1; A:+K is K steps.")
 @click.option("--launch", type=click.IntRange(0), metavar="N", help="This launch_no alone.")
-@click.option("--layer", type=click.IntRange(0), metavar="N", help="This layer alone.")
+@click.option("--layer", "layers", metavar="LIST", help="These layers alone: 0-3,7.")
 @click.option("--rank", metavar="R", help="This rank alone; 0#2 is its second process.")
 @bandwidth_option("For the table floor.")
 @click.option(
@@ -75,7 +75,7 @@ def command(
     step: int | None,
     steps: str | None,
     launch: int | None,
-    layer: int | None,
+    layers: str | None,
     rank: str | None,
     bandwidth: float | None,
     format_: str,
@@ -101,8 +101,9 @@ def command(
         else:
             number = rank_asked(rank, capture)
             chosen = _Asked(
-                name, _range(step, steps), launch, layer, number, format_, top, bandwidth
-            )
+                name, _range(step, steps), launch, layers_asked(layers), number, format_, top,
+                bandwidth,
+            )  # fmt: skip
             _check(chosen)
             _print(chosen, capture)
         warn_incomplete(capture)
@@ -176,9 +177,8 @@ def _print(asked: _Asked, capture: Capture) -> None:
             break
     frame = _joined(parts) if parts else _empty(asked.name)
     frame = _only(asked, frame) if one_path else frame
-    if not len(frame):
-        with_host = asked.name == "step_times"
-        refuse_absent(capture, asked.rank, asked.steps, asked.launch, asked.layer, host=with_host)
+    host = asked.name == "step_times"
+    refuse_absent(capture, frame, asked.rank, asked.steps, asked.launch, asked.layer, host=host)
     talk = Talk()
     if "cpu" in devices:
         talk.say("device=cpu: times of the host build, which get no verdict")
@@ -301,7 +301,7 @@ def _only(asked: _Asked, frame: pd.DataFrame) -> pd.DataFrame:
     if asked.launch is not None and "launch_no" in frame:
         frame = frame[frame["launch_no"] == asked.launch]
     if asked.layer is not None:
-        frame = frame[frame["layer"] == asked.layer]
+        frame = frame[frame["layer"].isin([*asked.layer])]
     if asked.steps is not None and "step" in frame:
         frame = frame[frame["step"].between(asked.steps.start, asked.steps.stop - 1)]
     return frame

@@ -71,12 +71,19 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 def parse_sms(text: str) -> frozenset[int]:
     """``0-3,7`` -> {0, 1, 2, 3, 7}. Raises UsageError."""
+    return parse_list(text, "--sms", "SM", MAX_SMS)
+
+
+def parse_list(text: str, option: str, noun: str, limit: int) -> frozenset[int]:
+    """``0-3,7`` -> {0, 1, 2, 3, 7}, all below ``limit``. Raises UsageError."""
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        first = int(match[1]) if match else MAX_SMS
-        last = int(match[2] or first) if match else MAX_SMS
-        if not first <= last < MAX_SMS:
-            raise UsageError(f"--sms {text}: {part!r} is no SM below {MAX_SMS}", hint="--sms 0-3,7")
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip(), re.ASCII)
+        first = int(match[1]) if match else limit
+        last = int(match[2] or first) if match else limit
+        if not first <= last < limit:
+            raise UsageError(
+                f"{option} {text}: {part!r} is no {noun} below {limit}", hint=f"{option} 0-3,7"
+            )
         found.update(range(first, last + 1))
     return frozenset(found)

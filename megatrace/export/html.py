@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from megatrace import __version__
-from megatrace.analysis import Report, decode, summarise
+from megatrace.analysis import Report
 from megatrace.analysis.floor_text import COPY_NOTE, bounds_text
 from megatrace.analysis.floors import why_not
 from megatrace.analysis.numbers import BOTH, with_labels
+from megatrace.analysis.once import ReadOnce
 from megatrace.analysis.traffic import Bandwidth, Traffic
-from megatrace.analysis.windows import Progress, windows
+from megatrace.analysis.windows import Progress
 from megatrace.capture.reader import Capture
 from megatrace.export import html_figures as figures
 from megatrace.export.about import clock_texts, loss_text
@@ -54,20 +56,23 @@ def export_html(
     command: str = "",
     progress: Progress | None = None,
     bandwidth: Bandwidth | None = None,
+    layers: Collection[int] | None = None,
 ) -> HtmlResult:
-    """Write the page of a capture, step by step: it need not fit in memory.
+    """Write the page of a capture, step by step: its records need not fit in memory.
 
-    ``bandwidth`` is for the fraction of the floor; None: what the capture says.
+    ``bandwidth`` is for the fraction of the floor; None: what the capture says. ``layers``:
+    of the launches of these alone.
 
     Raises OutputError where ``path`` exists, unless ``force``, or cannot be written,
     MegatraceError without plotly, and what decoding raises.
     """
     check_output(path, force=force)
-    report = summarise(capture)
     traffic = Traffic.of(capture, bandwidth)
+    read = ReadOnce(capture, layers=layers)
     tables = gather(
-        windows(capture, progress), decode(capture, steps=()), traffic, why_not(capture, traffic)
+        read.windows(progress), read.hosts(), traffic, why_not(capture, traffic), layers=layers
     )
+    report = read.report()
     page = page_of(capture, report, tables, command)
     body = to_html(page).encode()
     with output_file(path, force=force) as file:
@@ -112,6 +117,7 @@ def _facts(capture: Capture, report: Report, tables: PageTables, command: str) -
         "GPUs": _gpus(capture),
         "ranks": f"{report.ranks:,}{in_processes}" if report.ranks else "",
         "steps with a timeline": f"{steps.recorded:,}{seen}",
+        "tables of": report.layers.text,
         "launches": f"{int(tables.launches['launches'].sum()):,}",
         "SMs recorded": f"{sms.recorded:,}{of}" if report.ranks else "",
         "loss": report.loss_sentence(),
@@ -140,6 +146,13 @@ def _notes(report: Report, tables: PageTables) -> list[Note]:
     notes += [Note(f"Problem: {problem}", bad=True) for problem in report.problems]
     if "cpu" in report.device:
         notes.append(Note(CPU_NOTE, bad=True))
+    if report.layers.text:
+        notes.append(
+            Note(
+                f"{report.layers.text.capitalize()}: figures and shares are of their launches; "
+                "steps, loss and clocks are of the whole capture."
+            )
+        )
     if report.loss_sentence() not in ("nothing lost",) and report.ranks:
         notes.append(
             Note(
@@ -184,7 +197,7 @@ def _stalls(tables: PageTables) -> Section:
 
 def _roles(tables: PageTables) -> Section:
     shown = figures.stalls_by_role(tables) if len(tables.stalls) else ()
-    return Section("roles", "Stalls by role", "The same over all layers.", shown, _NO_LAUNCH)
+    return Section("roles", "Stalls by role", "The same of all these layers.", shown, _NO_LAUNCH)
 
 
 def _launches(tables: PageTables) -> Section:

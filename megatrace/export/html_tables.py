@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,16 +66,27 @@ class _Parts:
     floors: list[pd.DataFrame] = field(default_factory=list)
     prefetch: dict[tuple[str, str], Counts] = field(default_factory=dict)
     windows: int = 0
+    layers: Collection[int] | None = None
+
+    def mine(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the layers that were asked for."""
+        return frame if self.layers is None else frame[frame["layer"].isin([*self.layers])]
 
 
 def gather(
-    windows: Iterable[Trace], hosts: Trace, traffic: Traffic = NOT_ASKED, why_no_floor: str = ""
+    windows: Iterable[Trace],
+    hosts: Trace,
+    traffic: Traffic = NOT_ASKED,
+    why_no_floor: str = "",
+    *,
+    layers: Collection[int] | None = None,
 ) -> PageTables:
     """Sum up windows of whole steps; of ``hosts`` the host's steps alone.
 
     ``traffic`` is what the capture says of bytes, ``why_no_floor`` why no launch has a floor.
+    ``layers``: their launches alone, in all but ``steps``.
     """
-    parts = _Parts()
+    parts = _Parts(layers=layers)
     for trace in windows:
         _add(parts, trace)
         if not why_no_floor:
@@ -89,7 +100,7 @@ def gather(
         timing=_sum(parts.timing, _TIMING, ["count", "late_ns"]),
         steps=_sum([*parts.steps, _host_steps(hosts)], _STEPS, ["dur_ns"]),
         windows=parts.windows,
-        floors=floors(parts.floors, traffic, why_no_floor),
+        floors=floors(parts.floors, traffic, why_no_floor, layers=layers),
     )
 
 
@@ -102,15 +113,15 @@ _TIMING = ["kernel", "layer", "event", "verdict"]
 
 def _add(parts: _Parts, trace: Trace) -> None:
     parts.windows += 1
-    classes = views.stall_classes(trace)
+    classes = parts.mine(views.stall_classes(trace))
     parts.stalls.append(_sum([classes], _STALLS, ["dur_ns"]))
     parts.heat.append(_sum([classes], _HEAT, ["dur_ns"]))
-    waits = views.sync_waits(trace).assign(count=1)
+    waits = parts.mine(views.sync_waits(trace)).assign(count=1)
     parts.waits.append(_sum([waits], _WAITS, ["dur_ns", "count"]))
     times = views.launch_times(trace)
-    parts.launches.append(times[whole_launches(times)][PER_LAUNCH])
+    parts.launches.append(parts.mine(times[whole_launches(times)])[PER_LAUNCH])
     parts.steps.append(_device_steps(times))
-    timing = views.prefetch_timing(trace)
+    timing = parts.mine(views.prefetch_timing(trace))
     _add_prefetches(parts.prefetch, timing)
     timing = timing.assign(count=1, late_ns=timing["late_ns"].clip(lower=0))
     parts.timing.append(_sum([timing], _TIMING, ["count", "late_ns"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from megatrace.analysis.numbers import BOTH, numbers_of
+from megatrace.analysis.plain import ranges_text
 from megatrace.errors import UsageError
 from megatrace.export.wire import I8, Mask
 from megatrace.schema.processes import PROCESSES_APART, rank_text
@@ -89,20 +90,6 @@ def chosen_steps(launches: pd.DataFrame, steps: Steps) -> list[int]:
             hint=f"it has step{'s' * (len(have) > 1)} {ranges_text(have)}",
         )
     return wanted
-
-
-def ranges_text(numbers: Iterable[int], limit: int = 8) -> str:
-    """``0-3, 7``; of more than ``limit`` ranges the first ones and the last."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    texts = ["-".join(map(str, run)) for run in runs]
-    if len(texts) > limit:
-        texts = [*texts[: limit - 1], "...", texts[-1]]
-    return ", ".join(texts)
 
 
 def steps_left_out(launches: pd.DataFrame, chosen: list[int]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrace.analysis.counted import Counted
 from megatrace.analysis.launches import whole_launches
 from megatrace.analysis.loss import LossTable
 from megatrace.analysis.plan import Piece, pieces
@@ -17,7 +18,7 @@ from megatrace.analysis.rank import Rank, load_rank
 from megatrace.analysis.rows import device_name, loss_row, sms_of
 from megatrace.analysis.server import host_records_lost
 from megatrace.analysis.spans import pair
-from megatrace.analysis.summary import ranks_of
+from megatrace.analysis.summary import Launches, ranks_of
 from megatrace.analysis.tables import cause_slot
 from megatrace.analysis.words import Malformed, Records, decode_chunk
 from megatrace.capture.reader import Capture
@@ -160,10 +161,15 @@ class _Names:
     events: dict[tuple[int, int, str], EventSum] = field(default_factory=dict)
 
 
-def load(capture: Capture, progress: Callable[[float], None] = lambda share: None) -> Flat:
+def load(
+    capture: Capture,
+    progress: Callable[[float], None] = lambda share: None,
+    launches: Launches | None = None,
+) -> Flat:
     """Decode everything once. ``progress`` is told the share that is done.
 
-    Raises SchemaMismatch and FormatError where a table of events cannot be read.
+    ``launches`` is told of those of each rank with a clock. Raises SchemaMismatch and FormatError
+    where a table of events cannot be read.
     """
     tables = capture.tables
     numbers = ranks_of(capture)
@@ -173,6 +179,8 @@ def load(capture: Capture, progress: Callable[[float], None] = lambda share: Non
         rank = load_rank(capture, number, tables.get(number, EventTable("unknown", ())))
         part = _RankPart(rank, at, names)
         part.run(lambda share, at=at: progress((at + share) / len(numbers)))  # type: ignore[misc]
+        if launches is not None and rank.placed is not None:
+            launches.add(rank, part.counted)
         parts.append(part)
     return _joined(capture, parts, names)
 
@@ -186,6 +194,7 @@ class _RankPart:
         self.names = names
         self.malformed = Malformed()
         self.uncertain = 0
+        self.counted = Counted(rank)
         launches = rank.scan.launches
         self.stalled = np.zeros((len(launches), CAUSE_SLOTS))
         self.layer = self._layers()
@@ -227,8 +236,7 @@ class _RankPart:
         assert rank.placed is not None
         records = decode_chunk(piece.chunk, rank.lut, rank.span_clock(piece.launches))
         self.malformed += records.malformed
-        uncertain = records.uncertain | rank.scan.launches.unchecked[piece.launches]
-        self.uncertain += int(uncertain.sum())
+        self.uncertain += int(self.counted.add(records, piece).sum())
         rate = rank.placed.ns_per_cycle[piece.launches]
         self._add_stalls(records, piece, rate)
         self._add_events(records, piece, rate)

@@ -17,7 +17,9 @@ from megatrace.tui.model import Frame, RankState, Status
 from megatrace.tui.reading import CPU_NOTE, LEVELS
 
 if TYPE_CHECKING:
+    from megatrace.analysis.floors import KeptLaunches
     from megatrace.analysis.report import HostStepRow
+    from megatrace.analysis.traffic import Traffic
     from megatrace.capture.reader import Capture
     from megatrace.tui.flat import EventSum, Flat, StepOf
     from megatrace.tui.lanes import Lanes
@@ -169,37 +171,38 @@ class CaptureSource:
     def _read(self) -> None:
         try:
             # pandas comes with these: not before something is on the screen.
+            from megatrace.analysis.floors import KeptLaunches, why_not
             from megatrace.analysis.server import host_step_rows, steps_run
+            from megatrace.analysis.traffic import Bandwidth, Traffic
             from megatrace.capture.reader import open_capture
             from megatrace.tui.flat import load
 
             capture = open_capture(self.path)
-            flat = load(capture, self._progress)
+            given = self._bandwidth
+            traffic = Traffic.of(capture, None if given is None else Bandwidth(given))
+            why = why_not(capture, traffic)
+            kept = None if why else KeptLaunches(traffic)
+            flat = load(capture, self._progress, kept)
             self._loaded.hosts = host_step_rows(capture)
             self._loaded.steps_run = steps_run(capture)
             self._loaded.counters = bool(len(capture.counters().slot))
             self._loaded.capture = capture
             self._loaded.flat = flat
-            self._read_floors(capture, flat)
+            if kept is not None:  # the tables stand by then
+                self._add_floors(flat, kept, traffic)
+            elif traffic.said or given is not None:
+                self._loaded.no_floor = why
         except MegatraceError as error:
             self._loaded.error = error
 
-    def _read_floors(self, capture: Capture, flat: Flat) -> None:
-        """Another reading, where the capture says bytes: the tables stand by then."""
+    def _add_floors(self, flat: Flat, kept: KeptLaunches, traffic: Traffic) -> None:
+        """Of the launches that the reading kept, where the capture says bytes."""
         import pandas as pd
 
         from megatrace.analysis.floor_text import bounds_text
-        from megatrace.analysis.floors import part_recorded, why_not
-        from megatrace.analysis.traffic import Bandwidth, Traffic, floor
-        from megatrace.analysis.windows import windows
+        from megatrace.analysis.floors import part_recorded
 
-        given = self._bandwidth
-        traffic = Traffic.of(capture, None if given is None else Bandwidth(given))
-        why = why_not(capture, traffic)
-        if why:
-            self._loaded.no_floor = why if traffic.said or given is not None else ""
-            return
-        frames = [floor(trace, traffic) for trace in windows(capture)]
+        frames = list(kept.frames())
         if any((frame["fraction"] >= 0).any() for frame in frames):
             part = part_recorded(pd.concat(frames))
             self._loaded.bounds = tuple(bounds_text(part, traffic.left_out))

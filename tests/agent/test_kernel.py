@@ -56,6 +56,13 @@ def test_outside_a_session_the_agent_does_nothing_and_the_tracer_is_off() -> Non
         agent.fact("f", {})
 
 
+@pytest.mark.usefixtures("session")
+def test_the_parameters_say_layers_and_how_the_warps_are_cut_into_blocks() -> None:
+    with start(blocks=5, size=RingSize(lines=8, layers=62)) as agent:
+        params = agent.params
+        assert (params.warps, params.block_warps, params.layers) == (10, 2, 62)
+
+
 def test_the_ring_says_what_writes_it(session: Session) -> None:
     with start(rank=3):
         (path,) = session.ring_paths()

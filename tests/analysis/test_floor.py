@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from megatrace.analysis import decode, summarise, to_text, views
+from megatrace.analysis import Trace, decode, summarise, to_text, views
 from megatrace.analysis.floors import CPU, NO_LAUNCH, floors, reported
-from megatrace.analysis.traffic import NO_BANDWIDTH, NOT_SAID, Bandwidth, Traffic
+from megatrace.analysis.traffic import NO_BANDWIDTH, NOT_SAID, Bandwidth, Traffic, floor
 from megatrace.analysis.windows import windows
-from megatrace.capture.reader import Capture, open_capture
+from megatrace.capture.reader import open_capture
 from megatrace.capture.writer import CaptureWriter
 from megatrace.errors import UsageError
 from megatrace.muse.config import RELEASED
@@ -23,6 +24,7 @@ from megatrace.schema.processes import number_of
 from megatrace.schema.traffic import COPY_BANDWIDTH, LAUNCH_BYTES, LaunchBytes
 from tests.analysis.small import BLOCKS, build, real
 from tests.build import Build, point
+from tests.reads import counted_lines
 from tests.said import with_floor
 
 LAYER = Path(__file__).parents[2] / "examples/03_read_a_trace/layer.mtr"
@@ -78,23 +80,32 @@ def test_the_report_sums_up_the_rows_of_the_table(tmp_path: Path, small_lines: i
             assert reported(opened).floor == found
 
 
-def test_the_floor_of_a_report_takes_no_second_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gather, read = Capture.gather, list[int]()
-
-    def counted(self: Capture, rows: NDArray[np.intp]) -> NDArray[np.uint32]:
-        read.append(len(rows))
-        return gather(self, rows)
-
-    monkeypatch.setattr(Capture, "gather", counted)
+def test_the_floor_of_a_report_takes_no_second_reading(tmp_path: Path) -> None:
     lines = []
     for report in (summarise, reported):
-        with open_capture(with_floor(tmp_path / f"{report.__name__}.mtr")) as opened:
+        path = with_floor(tmp_path / f"{report.__name__}.mtr")
+        with open_capture(path) as opened, counted_lines() as read:
             assert bool(report(opened).floor.rows) == (report is reported)
         lines.append(sum(read))
-        read.clear()
     assert lines[0] == lines[1] > 0
+
+
+def test_launches_go_by_a_few_steps_and_their_floor_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_capture(LAYER) as opened:
+        at_once = reported(opened).floor
+        monkeypatch.setattr("megatrace.analysis.floors._SOME_LAUNCHES", 1)
+        frames: list[pd.DataFrame] = []
+
+        def kept(trace: Trace, traffic: Traffic, experts: NDArray[np.int64]) -> pd.DataFrame:
+            frames.append(floor(trace, traffic, experts))
+            return frames[-1]
+
+        monkeypatch.setattr("megatrace.analysis.floors.floor", kept)
+        assert reported(opened).floor == at_once
+    steps = [set(frame["step"].tolist()) for frame in frames]
+    assert len(frames) == len(set.union(*steps)) > 1
 
 
 def test_each_process_of_a_rank_is_held_against_what_it_said_itself(tmp_path: Path) -> None:

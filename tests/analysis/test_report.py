@@ -13,6 +13,7 @@ import pytest
 from megatrace.analysis import Report, decode, summarise, to_text
 from megatrace.analysis.report import EventRow
 from megatrace.capture.reader import Capture
+from megatrace.documents import JSON_VERSION
 from tests.build import GHZ, MS, Build, Launch, Rec, demo, hang, point, span
 
 Opener = Callable[..., Capture]
@@ -161,7 +162,7 @@ def test_spans_without_an_end_are_counted_and_not_timed(captured: Opener) -> Non
 
 def test_json_names_its_schema_and_holds_every_table(report: Report) -> None:
     body = json.loads(report.to_json())
-    assert (body["schema"], body["version"]) == ("megatrace.report", 1)
+    assert (body["schema"], body["version"]) == ("megatrace.report", JSON_VERSION)
     assert len(body["events"]) == len(report.events)
     assert body["device"] == "cuda"
     marks = [row for row in body["events"] if row["event"] == "mark"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrace.documents import JSON_VERSION
 from tests.analysis.runs import run
 from tests.collect.helpers import megatrace
 
@@ -62,7 +63,7 @@ def test_a_gate_holds_the_lower_end_of_the_interval_against_its_limit(
 def test_the_json_has_rows_and_the_gate(base: Path, slow: Path) -> None:
     done = megatrace("diff", base, slow, "--json", "--fail-on", "2%", "--top", "1")
     body = json.loads(done.stdout)
-    assert (body["schema"], body["version"]) == ("megatrace.diff", 1)
+    assert (body["schema"], body["version"]) == ("megatrace.diff", JSON_VERSION)
     assert [row["verdict"] for row in body["layers"]] == ["same", "slower", "same"]
     assert len(body["gate"]["failed"]) == 1 or "all layers" in body["gate"]["failed"][0]
     assert body["a"]["gpus"] == ["NVIDIA H200"]

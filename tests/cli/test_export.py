@@ -14,6 +14,7 @@ import pytest
 from megatrace.analysis.rank import probed_rings
 from megatrace.capture.reader import open_capture
 from megatrace.cli.shown import typical_step
+from megatrace.documents import JSON_VERSION
 from tests.analysis.small import MUSE
 from tests.build import MS, Build, write
 from tests.collect.helpers import megatrace
@@ -46,7 +47,7 @@ def test_what_was_written_is_one_json_document(recorded: Path, tmp_path: Path, n
     output = tmp_path / name
     done = export(recorded, output, "--json", "--budget", "2000", "--all")
     body = json.loads(done.stdout)
-    assert (body["schema"], body["version"]) == ("megatrace.export", 1)
+    assert (body["schema"], body["version"]) == ("megatrace.export", JSON_VERSION)
     assert body["path"] == str(output)
     assert body["size_bytes"] == output.stat().st_size
     assert body["format"] == {"gz": "perfetto"}.get(name.rpartition(".")[2], output.suffix[1:])

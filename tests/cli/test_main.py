@@ -11,6 +11,7 @@ import pytest
 
 from megatrace.capture.layout import FORMAT_KEY
 from megatrace.cli.main import VERBS
+from megatrace.documents import JSON_VERSION
 from tests.collect.helpers import MEGATRACE, environment, megatrace
 
 READERS = ("report", "info", "export")
@@ -153,7 +154,7 @@ def test_a_whole_capture_is_complete_even_for_the_strict(recorded: Path, verb: s
 def test_json_is_one_document_with_schema_and_version(recorded: Path, verb: str) -> None:
     done = read(verb, recorded, "--json")
     body = json.loads(done.stdout)
-    assert (body["schema"], body["version"]) == (f"megatrace.{verb}", 1)
+    assert (body["schema"], body["version"]) == (f"megatrace.{verb}", JSON_VERSION)
     assert body["complete"] is True
 
 

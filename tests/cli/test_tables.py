@@ -87,6 +87,7 @@ def test_steps_and_layers_and_launches_narrow_it() -> None:
     assert {row["step"] for row in rows(MUSE, "stall_classes", "--step", 2)} == {2}
     assert {row["step"] for row in rows(MUSE, "launch_times", "--steps", "2:4")} == {2, 3}
     assert {row["layer"] for row in rows(MUSE, "sync_waits", "--layer", 1)} == {1}
+    assert {row["layer"] for row in rows(MUSE, "phase_times", "--layer", "0,2")} == {0, 2}
     assert {row["launch_no"] for row in rows(MUSE, "phase_times", "--launch", 5)} == {5}
 
 
@@ -231,6 +232,7 @@ def test_the_text_is_short_and_says_what_it_leaves_out() -> None:
         (["critical_path", "--step", 500], "no timeline of step 500", "it has steps 1-4"),
         (["step_times", "--step", 500], "no step 500", "it has steps 1-4"),
         (["stall_classes", "--layer", 77], "no layer 77", "it has layers 0-2"),
+        (["stall_classes", "--layer", "0-1,77"], "no layer 77", "it has layers 0-2"),
         (["critical_path", "--launch", 99999], "no launch_no 99999", "it has launch_no 0-15"),
         (["phase_times", "--step", 2, "--layer", 77], "no layer 77", "it has layers 0-2"),
     ],
@@ -295,7 +297,7 @@ def test_of_an_empty_table_nothing_is_loaded_where_no_part_was_asked_for(
 
     monkeypatch.setattr("megatrace.analysis.trace.load", load)
     with open_capture(STREAM) as capture:
-        refuse_absent(capture, None, None, None, None, host=False)
+        refuse_absent(capture, pd.DataFrame(), None, None, None, None, host=False)
 
 
 def test_loss_is_said_with_the_table(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from megatrace.capture.reader import open_capture
 from megatrace.collect.sampling import COUNTER_BYTES_PER_S
+from megatrace.documents import JSON_VERSION
 from megatrace.sizes import size_text
 from tests.collect.helpers import (
     FAKE_RANK,
@@ -255,7 +256,7 @@ def test_json_is_one_document_alone_on_stdout(tmp_path: Path) -> None:
     done = record(output, *command, options=("--json",))
     assert done.returncode == 4
     body = json.loads(done.stdout)
-    assert (body["schema"], body["version"]) == ("megatrace.record", 1)
+    assert (body["schema"], body["version"]) == ("megatrace.record", JSON_VERSION)
     assert body["path"] == str(output)
     assert body["complete"] is True
     assert (body["ranks"], body["lines_lost"], body["child_status"]) == (1, 0, 4)

@@ -101,7 +101,7 @@ def test_an_agent_that_was_told_of_other_blocks_is_refused(tmp_path: Path) -> No
     env = environment(MEGATRACE_TARGET="host")
     done = record(out, sys.executable, str(run), cwd=tmp_path, env=env)
     assert done.returncode == 1
-    assert "3 blocks of 2 warps has 6 warps, the agent was told of 4" in done.stderr
+    assert "3 blocks of 2 warps has 6 warps, the agent was told of 2 blocks of 2:" in done.stderr
 
 
 def test_the_header_is_written_by_the_command_on_the_page(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from megatrace.export.html_tables import CLASSES, PageTables, gather
 from megatrace.export.output import OutputError
 from megatrace.schema.processes import number_of
 from tests.build import MS, Build, Launch, Rec, demo, point, stall, write
+from tests.reads import counted_lines
 from tests.said import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,6 +176,26 @@ def test_step_by_step_it_is_the_same_page(tmp_path: Path) -> None:
     assert (whole.windows, parts.windows) == (1, 4)
     for name in ("stalls", "heat", "waits", "launches", "steps"):
         assert getattr(whole, name).equals(getattr(parts, name)), name
+
+
+def test_a_page_takes_one_reading(tmp_path: Path) -> None:
+    with open_capture(MUSE) as capture, counted_lines() as alone:
+        summarise(capture)
+    with counted_lines() as read:
+        text = page(MUSE, tmp_path)
+    assert figures_in(text)["floor"]
+    assert sum(read) == sum(alone) > 0
+
+
+def test_a_page_of_some_layers_has_figures_of_their_launches_alone(tmp_path: Path) -> None:
+    whole, two = page(MUSE, tmp_path), page(MUSE, tmp_path, layers=[0, 2])
+    assert figures_in(two)["floor"][0]["data"][0]["x"] == [0, 2]
+    assert "layers 0, 2 alone, of 0-2" in two
+    assert "Layers 0, 2 alone, of 0-2: figures and shares are of their launches" in two
+    assert "alone, of" not in whole
+    # Steps are whole.
+    assert figures_in(two)["steps"] == figures_in(whole)["steps"]
+    assert figures_in(two)["sms"] != figures_in(whole)["sms"]
 
 
 def test_processes_of_a_rank_have_figures_and_rows_of_their_own(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ARROWS = {
     "muse": BASE | {"agent", "jit"},
     "sglang": BASE | {"agent", "jit", "muse"},
 }
-SHARED = {"errors", "paths", "sizes", "__version__"}
+SHARED = {"documents", "errors", "paths", "sizes", "__version__"}
 """Modules and names of the package's root that every room may import."""
 
 ROOMS_OF = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megatrace.analysis import summarise
+from megatrace.capture.reader import open_capture
 from megatrace.tui.replay import CaptureSource
+from tests.reads import counted_lines
 from tests.said import with_floor
 from tests.tui.helpers import App, drive, drive_capture, main, shows, text
 
@@ -21,6 +24,20 @@ def test_layers_say_which_part_of_the_floor_they_reach(tmp_path: Path) -> None:
         assert one["layer 0"] != whole["layer 0"]
 
     drive_capture(with_floor(tmp_path / "a.mtr"), steps, (140, 30))
+
+
+def test_the_floors_of_a_replay_take_no_second_reading(tmp_path: Path) -> None:
+    path = with_floor(tmp_path / "a.mtr")
+    with open_capture(path) as capture, counted_lines() as alone:
+        summarise(capture)
+    source = CaptureSource(path)
+    with counted_lines() as read:
+        source.load()
+    frame = source.poll()[1]
+    assert frame is not None
+    assert frame.floor is not None
+    assert sum(read) == sum(alone) > 0
+    source.close()
 
 
 def test_where_the_bandwidth_is_missing_the_head_says_so(tmp_path: Path) -> None:

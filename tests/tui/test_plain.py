@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrace.documents import JSON_VERSION
 from tests.build import demo, write
 from tests.collect.helpers import FAKE_RANK, MEGATRACE, environment, megatrace, recording
 from tests.tui.helpers import H200
@@ -31,7 +32,7 @@ def test_a_capture_in_a_pipe_is_one_plain_table() -> None:
 
 def test_the_json_of_a_capture_has_what_the_table_has() -> None:
     body = json.loads(megatrace("view", H200, "--json").stdout)
-    assert (body["schema"], body["version"]) == ("megatrace.view", 1)
+    assert (body["schema"], body["version"]) == ("megatrace.view", JSON_VERSION)
     assert [row["layer"] for row in body["layers"]] == [0, 1, 2]
     first = body["layers"][0]
     assert (first["kernel"], first["prefetches"], first["late"]) == ("stream", 48, 22)
@@ -70,7 +71,7 @@ def test_a_live_session_in_a_pipe_is_one_plain_table(tmp_path: Path) -> None:
         assert "1 step in 5" in done.stdout
         assert "note: cpu" in done.stdout
         body = json.loads(megatrace("live", "--json").stdout)
-        assert (body["schema"], body["version"]) == ("megatrace.live", 1)
+        assert (body["schema"], body["version"]) == ("megatrace.live", JSON_VERSION)
         assert body["state"] == "live"
         assert {row["layer"] for row in body["layers"]} == {0, 1, 2, 3}
     assert megatrace("live", "--json", "--jsonl").returncode == 2

@@ -35,8 +35,8 @@ int guarded(Body&& body) {
 }
 
 // Throws where a launch is not the one that the agent was told of: a ring has a place for each warp
-// of the grid, and a warp finds its own by its number. Chain::add() calls it; who launches without
-// a Chain does.
+// of the grid, a warp finds its own by its number, and its role is that of its place in the block.
+// Chain::add() calls it; who launches without a Chain does.
 inline void check_launch(const TraceParams& p, dim3 grid, uint32_t threads) {
   if (p.warps == 0) return;  // nobody records
   if (grid.y != 1 || grid.z != 1)
@@ -48,11 +48,14 @@ inline void check_launch(const TraceParams& p, dim3 grid, uint32_t threads) {
         std::to_string(threads) +
         " threads a block: a traced kernel has whole warps, 32 threads each");
   const uint64_t warps = uint64_t{grid.x} * (threads / 32);
-  if (warps != p.warps)
-    throw std::invalid_argument(
-        "a launch of " + std::to_string(grid.x) + " blocks of " + std::to_string(threads / 32) +
-        " warps has " + std::to_string(warps) + " warps, the agent was told of " +
-        std::to_string(p.warps) + ": give it these blocks, and a role for each warp of a block");
+  const uint32_t each = block_warps(p);
+  if (warps == p.warps && (each == 0 || each == threads / 32)) return;
+  std::string told = std::to_string(p.warps);
+  if (each != 0) told = std::to_string(p.warps / each) + " blocks of " + std::to_string(each);
+  throw std::invalid_argument("a launch of " + std::to_string(grid.x) + " blocks of " +
+                              std::to_string(threads / 32) + " warps has " + std::to_string(warps) +
+                              " warps, the agent was told of " + told +
+                              ": give it these blocks, and a role for each warp of a block");
 }
 
 // Of a kernel's arguments, the one that is the tracer's.

@@ -32,15 +32,21 @@ struct TraceParams {
   uint32_t line_mask;
   uint32_t kernel_layer;
   uint32_t warps;   // of the grid
-  uint32_t layers;  // that have sums
+  uint32_t layers;  // that have sums, and above 16 bits block_warps(); for the host alone
 };
+
+// One word for both: kernels copy the parameter word by word, and with one more they would be
+// other code.
+inline uint32_t layer_count(const TraceParams& p) { return p.layers & 0xffff; }
+// Warps of a block of the kernel that the agent was told of; 0 where nobody said.
+inline uint32_t block_warps(const TraceParams& p) { return p.layers >> 16; }
 
 // The parameter of one launch of a chain: which kernel, which layer. Throws where the agent
 // was told of fewer layers.
 inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
-  if (p.control != nullptr && layer >= p.layers)
+  if (p.control != nullptr && layer >= layer_count(p))
     throw std::out_of_range("layer " + std::to_string(layer) + " of a ring with " +
-                            std::to_string(p.layers) + " layers: give the agent more");
+                            std::to_string(layer_count(p)) + " layers: give the agent more");
   p.kernel_layer = kernel << kKernelShift | layer;
   p.sums += size_t{kCauses} * p.warps * layer;
   return p;
