@@ -85,7 +85,7 @@ class TraceMemory(Protocol):
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
     mask, warps = int(ring.header["lines"]) - 1, int(ring.header["warps"])
-    layers = min(int(ring.header["layers"]), _MOST)  # as a layer's number has no more bits
+    layers = min(int(ring.header["layers"]), _MOST)  # launches of others are refused
     of_block = warps if warps <= _MOST else 0
     return TraceParams(control, cursors, sums, lines, mask, 0, ring.rings, layers, of_block)
 

@@ -33,8 +33,8 @@ class Drawn:
     """What of a rank came into the scene.
 
     ``row_of_record`` is the slice of each record, -1 where there is none; ``block_of_record``
-    its block, -1 where the name of its SM's track says it; ``step_rows`` the slice of each
-    step id.
+    its block, -1 where its slice or the name of its SM's track says it; ``step_rows`` the slice
+    of each step id.
     """
 
     row_of_record: I8
@@ -49,12 +49,12 @@ def draw_rank(scene: Scene, rank: Rank, name: str, tables: Tables, *, args: bool
     root, step_rows = _draw_steps(scene, rank, name, tables)
     _draw_stalled(scene, rank, root)
     sms = draw_sms(scene, rank, root, len(CAUSES))
-    launches, rows = draw_warps(scene, rank, sms, tables.edges, args=args)
+    launches, rows, told = draw_warps(scene, rank, sms, tables.edges, args=args)
     if args:
         tell_warps(scene, rank, tables, launches)
     lead = warp_name(rank, sms.lead) if sms.lead >= 0 else ""
     records = rank.records
-    block = np.where(sms.several[records.launch], records.block, -1)
+    block = np.where(sms.several[records.launch] & ~told, records.block, -1)
     return Drawn(rows, block, step_rows, int(records.unfinished.sum()), lead)
 
 

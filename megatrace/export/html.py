@@ -180,7 +180,7 @@ def _notes(report: Report, tables: PageTables) -> list[Note]:
     return notes
 
 
-_NO_LAUNCH = "No launch with a timeline in this capture."
+_NO_LAUNCH = "No launch with a timeline here."
 
 
 def _stalls(tables: PageTables) -> Section:
@@ -244,7 +244,7 @@ def _prefetches(report: Report, tables: PageTables) -> Section:
     if "cpu" in report.device:
         why = "cpu: no prefetch of a host build is called late or early."
         return Section("prefetch", "Prefetches", says, (), why, folds)
-    why = "No prefetch in this capture." if not len(timing) else "No use of a prefetch was seen."
+    why = "No prefetch here." if not len(timing) else "No use of a prefetch was seen."
     shown = figures.prefetches(tables) if seen else ()
     return Section("prefetch", "Prefetches: late or early", says, shown, why, folds)
 

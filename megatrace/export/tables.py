@@ -21,7 +21,7 @@ from megatrace.analysis.waits import Arrivals, last_arrivers, sync_waits
 from megatrace.analysis.walls import launch_times
 from megatrace.export.frames import Rank
 from megatrace.export.scene import Scene
-from megatrace.export.wire import I8, Mask
+from megatrace.export.wire import I8
 from megatrace.schema.processes import rank_of
 
 _LAUNCH_COUNTS = ("blocks_seen", "warps_seen", "clock_error_ns")
@@ -128,10 +128,10 @@ def tell_waits(
     other = of != rank_of(rank.rank)
     scene.arg(rows, "from_rank", np.where(other, of, -1))
     scene.arg(rows, "from_block", block)
-    wanders = _wanders(rank)
-    here = known & ~other & (block < len(wanders))
-    told = here & ~wanders[np.where(here, block, 0)]
-    scene.arg(rows, "from_sm", np.where(told, -1, table["from_sm"].to_numpy()))
+    sm, places = table["from_sm"].to_numpy(), _places(rank)
+    here = known & ~other & (block < len(places))
+    told = here & (places[np.where(here, block, 0)] == sm)
+    scene.arg(rows, "from_sm", np.where(told, -1, sm))
     scene.arg(rows, "from_warp", table["from_warp"].to_numpy())
     delay = table["delay_ns"].to_numpy()
     scene.arg(rows, "delay_ns", np.where(known, delay, -1))
@@ -155,12 +155,12 @@ def _drawn(
     return table.iloc[mine], of_record[mine]
 
 
-def _wanders(rank: Rank) -> Mask:
-    """[blocks] whether a block ran on several SMs: of others its launches name the one."""
-    block, sm = rank.launches.block, rank.launches.sm
-    low = np.full(int(block.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    high = np.full(len(low), -1)
-    np.minimum.at(low, block, sm)
-    np.maximum.at(high, block, sm)
-    wanders: Mask = high > low
-    return wanders
+def _places(rank: Rank) -> I8:
+    """[blocks] the SM that a view takes for a block's: the highest that its launches name, or -1.
+
+    Of others that ran there the launch may not be drawn, or was elsewhere.
+    """
+    block = rank.launches.block
+    places = np.full(int(block.max(initial=0)) + 1, -1, np.int64)
+    np.maximum.at(places, block, rank.launches.sm)
+    return places

@@ -13,7 +13,7 @@ from megatrace.export.scene import Scene
 from megatrace.export.slices import COLOUR
 from megatrace.export.sms import Sms
 from megatrace.export.tracks import Track, fitting_tracks
-from megatrace.export.wire import I8
+from megatrace.export.wire import I8, Mask
 from megatrace.schema import Event, Kind
 
 _INSTANTS = (Kind.PUBLISH, Kind.PREFETCH, Kind.INSTANT)
@@ -21,12 +21,12 @@ _INSTANTS = (Kind.PUBLISH, Kind.PREFETCH, Kind.INSTANT)
 
 def draw_warps(
     scene: Scene, rank: Rank, sms: Sms, edges: Mapping[str, str], *, args: bool
-) -> tuple[I8, I8]:
+) -> tuple[I8, I8, Mask]:
     """Add every record, counters on tracks of their own.
 
     ``edges`` has the dependency that the trace says an event's name is about; ``args``
     adds slots and arguments.
-    Returns the row of each launch, and of each record or -1.
+    Returns the row of each launch, of each record or -1, and which records say their block.
     """
     records, launches = rank.records, rank.launches
     rows = np.full(len(records.event), -1, np.int64)
@@ -60,7 +60,33 @@ def draw_warps(
     if args:
         _draw_args(scene, records, rows, edges)
     scene.arg(rows[records.unfinished], "unfinished", 1)
-    return launch_rows, rows
+    told = _tell_blocks(scene, rank, sms, warp, rows)
+    return launch_rows, rows, told
+
+
+def _tell_blocks(scene: Scene, rank: Rank, sms: Sms, warp: I8, rows: I8) -> Mask:
+    """Say the block of records whose place and time are those of two launches' blocks.
+
+    Which records these are; ``warp`` says of each launch whose of which SM it is.
+    """
+    records, launches = rank.records, rank.launches
+    begin, end = launches.begin_ns[records.launch], launches.end_ns[records.launch]
+    unsure = beside_another(warp, launches.begin_ns, launches.end_ns)[records.launch]
+    unsure |= (records.begin_ns < begin) | (records.begin_ns + records.dur_ns >= end)
+    told: Mask = unsure & sms.several[records.launch] & (rows >= 0)
+    scene.arg(rows[told], "block", launches.block[records.launch[told]])
+    return told
+
+
+def beside_another(group: I8, begin_ns: I8, end_ns: I8) -> Mask:
+    """Which of the times of a group overlap another of them."""
+    order = np.lexsort((begin_ns, group))
+    shift = group[order] * (int(np.ptp(np.concatenate([begin_ns, end_ns]))) + 1)
+    begin, end = begin_ns[order] + shift, end_ns[order] + shift
+    beside = np.zeros(len(order), np.bool_)
+    beside[order[1:]] = begin[1:] < np.maximum.accumulate(end)[:-1]
+    beside[order[:-1]] |= begin[1:] < end[:-1]
+    return beside
 
 
 def _draw_counters(scene: Scene, rank: Rank, sms: Sms, rows: I8) -> None:

@@ -11,6 +11,9 @@ plain, and plain again, there and back. Prints wall time a step (a verify, or a 
 is drafted), the ratio of recorded to plain with the 95 % interval of its mean, and the same of
 plain to plain again (A/A).
 
+Plain is without hooks of the host, not without a traced kernel: the ratio says nothing of a
+megakernel. Of several schedulers (tensor parallel) only the first to answer is waited for.
+
 Without a GPU it serves a tiny model on the CPU: that shows that it works, no figures.
 """
 
@@ -29,7 +32,7 @@ from typing import Any
 
 from megatrace.jit.compilers import gpu_chip
 from megatrace.paths import SHARED_MEMORY
-from tests.bench.recorded_server import Server, recorded_server, say
+from tests.bench.recorded_server import Server, end_of, recorded_server, say
 
 RECORDED, PLAIN, AGAIN = "recorded", "plain", "plain again"
 CASES = (RECORDED, PLAIN, AGAIN)
@@ -41,9 +44,13 @@ T_95 = 1.96
 class Switched:
     """A recorded server whose hooks and recorder can be taken away."""
 
-    def __init__(self, server: Server, page: Path) -> None:
-        self._server = server
+    def __init__(self, server: Server, page: Path, log: Path) -> None:
+        self._server, self._log = server, log
         self._page = page.open("r+b", buffering=0)
+
+    def wake(self) -> None:
+        """Let the recorder go on: a stopped one would not end."""
+        self._server.recorder.send_signal(signal.SIGCONT)
 
     def hook(self, wanted: int) -> None:
         """Take the hooks out or put them back; nothing may be asked meanwhile."""
@@ -53,7 +60,7 @@ class Switched:
         until = time.monotonic() + SETTLE_S
         while self._at(1) != wanted:
             if time.monotonic() > until:
-                raise SystemExit("the plugin of this bench does not answer")
+                raise SystemExit(f"the plugin of this bench does not answer\n{end_of(self._log)}")
             time.sleep(0.005)
 
     def step_us(self, case: str, tokens: int, warm: int) -> float:
@@ -126,6 +133,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Start, measure, stop, print."""
     options = arguments()
+    # An end in order by a timeout too: else a server stays, and a recorder that is stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as rings,
@@ -140,11 +149,11 @@ def main() -> int:
         with recorded_server(
             options, Path(folder), Path(rings), plugin, words, variables
         ) as server:
-            switched = Switched(server, page)
+            switched = Switched(server, page, options.log)
             try:
                 body = measure(switched, options)
             finally:
-                switched.hook(HOOKED)  # a stopped recorder would not end
+                switched.wake()
     text = json.dumps(body, indent=1)
     if options.out:
         options.out.write_text(text)

@@ -205,6 +205,44 @@ def test_a_record_that_left_the_track_of_its_launch_still_has_its_block(tmp_path
     assert shown.records("block", "dur") == {(5, 100): 2, (8, 100): 2}
 
 
+@pytest.mark.parametrize(
+    ("launches", "known"),
+    [
+        # A lane that the second launch has made, and what left the track of the third.
+        (
+            [(5, 0, 1000, [(100, 50)]), (8, 900, 1000, [(1000, 50)]),
+             (13, 2000, 1000, [(2100, 100), (2150, 100)])],
+            {(5, 50): 1, (8, 50): 1, (13, 100): 2},
+        ),
+        # At the very ns where the next launch begins.
+        (
+            [(5, 0, 1000, [(1000, 0)]), (8, 1000, 1000, [(1500, 1), (1000, 2)])],
+            {(5, 0): 1, (8, 1): 1, (8, 2): 1},
+        ),
+        # Inside of two launches of one warp at once.
+        (
+            [(5, 0, 1000, [(100, 100), (150, 100)]), (8, 100, 1000, [(160, 90), (200, 90)])],
+            {(5, 100): 2, (8, 90): 2},
+        ),
+    ],
+    ids=["a lane of another launch", "where the next begins", "in two launches"],
+)  # fmt: skip
+def test_a_record_has_its_block_where_its_time_and_place_do_not_tell(
+    launches: list[tuple[int, int, int, list[tuple[int, int]]]],
+    known: dict[tuple[int, int], int],
+    tmp_path: Path,
+) -> None:
+    builder = Builder()
+    for number, (block, begin, dur, records) in enumerate(launches):
+        begin_ns = EPOCH_NS + begin
+        row = builder.launch(
+            launch=number, layer=number, block=block, begin_ns=begin_ns, end_ns=begin_ns + dur
+        )
+        for at, lasts in records:
+            builder.record(row, "tile", EPOCH_NS + at, lasts)
+    assert show(assemble([builder]), tmp_path).records("block", "dur") == known
+
+
 def test_a_counter_of_the_kernel_is_the_sms(tmp_path: Path) -> None:
     builder = Builder()
     for number, block in ((1, 5), (2, 8)):

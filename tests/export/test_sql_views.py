@@ -22,7 +22,7 @@ from megatrace.schema import Cause, Event, EventTable, Kind
 from megatrace.schema.processes import number_of
 from tests.build import demo, write
 from tests.export.trace_processor import OpenTrace
-from tests.export.traces import EPOCH_NS, Builder, assemble, small_trace
+from tests.export.traces import EPOCH_NS, LAUNCH_NS, Builder, assemble, small_trace
 from tests.house.tree import ROOT
 
 CAPTURES = ("tests/muse/h200.mtr", "examples/01_trace_a_kernel/h200.mtr")
@@ -193,6 +193,25 @@ def test_events_of_one_name_and_two_meanings_keep_their_edges(tmp_path: Path) ->
     trace = replace(assemble(builders), tables=tables)
     shown = both(trace, tmp_path / "two.pftrace")
     assert shown.view("sync_waits", ["rank", "edge"]) == {(0, "part"): 1, (1, "whole"): 1}
+
+
+@pytest.mark.parametrize("drawn_on", [None, 7, 2], ids=["not drawn", "elsewhere", "there"])
+def test_the_sm_of_a_publisher_is_told_wherever_its_other_launches_are(
+    drawn_on: int | None, tmp_path: Path
+) -> None:
+    builder = Builder()
+    row = builder.launch(launch=1, step=1, layer=0, block=3, sm=2, warp=3, role="storer")
+    builder.record(row, "done", EPOCH_NS + 19000, slot=0)
+    at = EPOCH_NS + LAUNCH_NS
+    later = {"launch": 2, "step": 2, "layer": 1, "warp": 1, "role": "consumer"}
+    row = builder.launch(**later, block=9, sm=1, begin_ns=at - 1500, end_ns=at + 5000)
+    builder.record(row, "others", at - 1400, 600, slot=0, a0=3)
+    if drawn_on is not None:
+        builder.launch(**later, block=3, sm=drawn_on, begin_ns=at, end_ns=at + 5000)
+    shown = both(assemble([builder]), tmp_path / "run.pftrace", steps=[2])
+    columns = ["from_block", "from_sm"]
+    assert shown.view("sync_waits", columns) == {(3, 2): 1}
+    assert rows_of(shown.table("sync_waits")[columns]) == {(3, 2): 1}
 
 
 def test_times_of_the_host_build_get_no_verdict(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     python -m tests.tools.cut_capture RUN.mtr OUT.mtr 0 8
 
 Every fact and host record stays, of lines and counters those of the blocks. The options that the
-capture states name the SMs that are left, so that every view says how many there are.
+capture states name the SMs that are left, so that every view says how many there are; where
+it was made is not told.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def cut(source: Path, target: Path, blocks: list[int]) -> None:
                 fields = dict(fact.fields)
                 if kind == "capture":
                     fields["options"] = {**fields["options"], "sms": sms}
+                    fields["environment"] = {**fields["environment"], "cwd": "/home/user/megatrace"}
                 writer.write_meta(kind, fact.rank, **fields)
         writer.write_lines(ring.rank, index.ring[rows], capture.gather(rows), 0)
         writer.write_counters(ring.rank, counters.slot[kept], counters.records[kept], 0)

@@ -53,13 +53,17 @@ SELECT
   warp.sm,
   coalesce(
     warp.block,
+    -- It says so itself where times alone do not tell.
+    extract_arg(slice.arg_set_id, 'debug.block'),
     -- Launches of a warp follow each other on a track.
     (
       SELECT
         launch.block
       FROM megatrace_warp_launches AS launch
       WHERE
-        launch.track_id = slice.track_id AND launch.ts <= slice.ts
+        launch.track_id = slice.track_id
+        AND launch.ts <= slice.ts
+        AND launch.ts + launch.dur >= slice.ts + slice.dur
       ORDER BY
         launch.ts DESC
       LIMIT 1
@@ -75,7 +79,7 @@ SELECT
         AND launch.ts <= slice.ts
         AND launch.ts + launch.dur >= slice.ts + slice.dur
       ORDER BY
-        launch.ts
+        launch.ts DESC
       LIMIT 1
     )
   ) AS block,

@@ -119,6 +119,9 @@ ORDER BY
 CREATE OR REPLACE PERFETTO INDEX megatrace_warp_launches_of_track
 ON megatrace_warp_launches(track_id, ts);
 
+CREATE OR REPLACE PERFETTO INDEX megatrace_warp_launches_of_sm
+ON megatrace_warp_launches(sm_track_id, warp, ts);
+
 -- The dependency that an event is about.
 CREATE OR REPLACE PERFETTO TABLE megatrace_event_edge (
   -- Event.
