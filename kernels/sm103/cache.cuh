@@ -1,6 +1,7 @@
 // What the paged keys and values are stored as. Queries, the weights of keys and what the tensor
-// cores see are bf16 in any case: e4m3 is widened on its way there, which is exact. (SGLang's Triton
-// attention narrows queries and weights to e4m3 instead, and takes a step's own keys unrounded.)
+// cores see are bf16 in any case: e4m3 is widened on its way there, which is exact. (SGLang's
+// Triton attention narrows queries and weights to e4m3 instead, and takes a step's own keys
+// unrounded.)
 #pragma once
 
 #include "shared.cuh"

@@ -76,7 +76,8 @@ struct LayerWeights {
   const uint16_t* next_input_gain;   // [H], of layer i + 1
 };
 
-// The paged keys and values of one layer. Slot s of head j starts at element (s * kv_heads + j) * 64.
+// The paged keys and values of one layer. Slot s of head j starts at element
+// (s * kv_heads + j) * 64.
 struct KvCache {
   uint16_t* keys;  // each one bf16, or two e4m3, as the build has it
   uint16_t* values;

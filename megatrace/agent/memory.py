@@ -24,7 +24,7 @@ from megatrace.schema.layout import (
 TRACE_PARAMS_BYTES = 48
 """sizeof(TraceParams) of tracer.cuh."""
 
-_MOST = (1 << 16) - 1
+_UINT16_MAX = (1 << 16) - 1
 
 
 class TraceParams(ctypes.Structure):
@@ -85,8 +85,8 @@ class TraceMemory(Protocol):
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
     mask, warps = int(ring.header["lines"]) - 1, int(ring.header["warps"])
-    layers = min(int(ring.header["layers"]), _MOST)  # launches of others are refused
-    of_block = warps if warps <= _MOST else 0
+    layers = min(int(ring.header["layers"]), _UINT16_MAX)  # launches of others are refused
+    of_block = warps if warps <= _UINT16_MAX else 0
     return TraceParams(control, cursors, sums, lines, mask, 0, ring.rings, layers, of_block)
 
 

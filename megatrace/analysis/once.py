@@ -19,7 +19,7 @@ from megatrace.schema.layout import RECORDS_PER_LINE
 
 
 class ReadOnce:
-    """Its lines are scanned at the begin, and decoded while :meth:`windows` runs.
+    """Its lines are scanned when it is made, and decoded while :meth:`windows` runs.
 
     Takes the memory of :func:`megatrace.analysis.summarise` and of one window.
     """

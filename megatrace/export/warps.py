@@ -71,14 +71,14 @@ def _tell_blocks(scene: Scene, rank: Rank, sms: Sms, warp: I8, rows: I8) -> Mask
     """
     records, launches = rank.records, rank.launches
     begin, end = launches.begin_ns[records.launch], launches.end_ns[records.launch]
-    unsure = beside_another(warp, launches.begin_ns, launches.end_ns)[records.launch]
+    unsure = _overlapping(warp, launches.begin_ns, launches.end_ns)[records.launch]
     unsure |= (records.begin_ns < begin) | (records.begin_ns + records.dur_ns >= end)
     told: Mask = unsure & sms.several[records.launch] & (rows >= 0)
     scene.arg(rows[told], "block", launches.block[records.launch[told]])
     return told
 
 
-def beside_another(group: I8, begin_ns: I8, end_ns: I8) -> Mask:
+def _overlapping(group: I8, begin_ns: I8, end_ns: I8) -> Mask:
     """Which of the times of a group overlap another of them."""
     order = np.lexsort((begin_ns, group))
     shift = group[order] * (int(np.ptp(np.concatenate([begin_ns, end_ns]))) + 1)

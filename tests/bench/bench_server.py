@@ -46,7 +46,7 @@ from megatrace.paths import SHARED_MEMORY
 from megatrace.ring.control import Control, read_control
 from megatrace.ring.file import RingFile
 from megatrace.ring.wishes import send_wish
-from tests.bench.recorded_server import Server, recorded_server, say
+from tests.bench.recorded_server import Server, parsed, parser_of, recorded_server, say
 
 PATHS = ("sglang", "untraced", "traced")
 RUN, SPANS, COMPARE = range(3)
@@ -291,23 +291,16 @@ def served(options: argparse.Namespace, scratch: Path, runtime: Path) -> Iterato
     }
     if options.accept:
         variables["SGLANG_SIMULATE_ACC_LEN"] = str(options.accept)
-    words = ["--enable-nvidia-megakernel", "--max-running-requests", "1"]
-    if gpu_chip() is not None:
-        words += ["--cuda-graph-bs-decode", "1"]
+    words = ["--enable-nvidia-megakernel"]
     plugin = {"bench_switch": "megatrace_bench_switch:register"}
     with recorded_server(options, scratch, runtime, plugin, words, variables) as server:
         yield Bench(server, scratch, runtime)
 
 
 def arguments() -> argparse.Namespace:
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
     on_gpu = gpu_chip() is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model-path", type=Path, help="a Muse Spark checkpoint")
-    parser.add_argument("--draft-path", type=Path, help="a DFlash draft for it")
+    parser = parser_of(__doc__, "bench_server")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--measure-s", type=float, default=1e6, help="no new round after it")
     parser.add_argument("--tokens", type=int, default=512 if on_gpu else 24, help="of a request")
     parser.add_argument("--warm", type=int, default=64 if on_gpu else 4, help="before each visit")
     parser.add_argument(
@@ -318,12 +311,7 @@ def arguments() -> argparse.Namespace:
     )
     names = ",".join(variant.name for variant in VARIANTS[2:])
     parser.add_argument("--traced", default=names, help=f"which of {names} (every step: GB/s)")
-    parser.add_argument("--capture", type=Path, default=Path("bench_server.mtr"))
-    parser.add_argument("--log", type=Path, default=Path("bench_server.log"))
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("-o", "--out", type=Path, help="the JSON as a file too")
-    options = parser.parse_args(words[:split])
-    options.more = words[split + 1 :]
+    options = parsed(parser)
     wanted = (OWN, UNTRACED, *options.traced.split(","))
     options.variants = [variant for variant in VARIANTS if variant.name in wanted]
     return options

@@ -32,7 +32,7 @@ from typing import Any
 
 from megatrace.jit.compilers import gpu_chip
 from megatrace.paths import SHARED_MEMORY
-from tests.bench.recorded_server import Server, end_of, recorded_server, say
+from tests.bench.recorded_server import Server, end_of, parsed, parser_of, recorded_server, say
 
 RECORDED, PLAIN, AGAIN = "recorded", "plain", "plain again"
 CASES = (RECORDED, PLAIN, AGAIN)
@@ -111,23 +111,12 @@ def measure(server: Switched, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
     on_gpu = gpu_chip() is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model-path", type=Path, help="a checkpoint (default: tiny, random)")
-    parser.add_argument("--draft-path", type=Path, help="a DFlash draft for it")
+    parser = parser_of(__doc__, "bench_sglang")
     parser.add_argument("--rounds", type=int, default=40 if on_gpu else 4)
-    parser.add_argument("--measure-s", type=float, default=1e6, help="no new round after it")
     parser.add_argument("--tokens", type=int, default=256 if on_gpu else 24, help="of a request")
     parser.add_argument("--warm", type=int, default=16 if on_gpu else 4, help="before each request")
-    parser.add_argument("--capture", type=Path, default=Path("bench_sglang.mtr"))
-    parser.add_argument("--log", type=Path, default=Path("bench_sglang.log"))
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("-o", "--out", type=Path, help="the JSON as a file too")
-    options = parser.parse_args(words[:split])
-    options.more = words[split + 1 :]
-    return options
+    return parsed(parser)
 
 
 def main() -> int:
@@ -142,13 +131,8 @@ def main() -> int:
         page = Path(folder) / "page"
         page.write_bytes(bytes((HOOKED, HOOKED)))
         plugin = {"bench_hooks": "megatrace_bench_hooks:register"}
-        words = ["--max-running-requests", "1"]
-        if gpu_chip() is not None:
-            words += ["--cuda-graph-bs-decode", "1"]
         variables = {"MEGATRACE_BENCH_PAGE": str(page)}
-        with recorded_server(
-            options, Path(folder), Path(rings), plugin, words, variables
-        ) as server:
+        with recorded_server(options, Path(folder), Path(rings), plugin, (), variables) as server:
             switched = Switched(server, page, options.log)
             try:
                 body = measure(switched, options)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from megatrace.jit.compilers import gpu_chip
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "02_record_sglang" / "run.py"
 SITE = Path(__file__).parent / "site"
@@ -43,6 +45,28 @@ class Server:
         return dur_s, json.loads(answer)["meta_info"]
 
 
+def parser_of(doc: str, name: str) -> argparse.ArgumentParser:
+    """The options of every bench of a server; ``name`` is that of its files."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--model-path", type=Path, help="a checkpoint (default: tiny, random)")
+    parser.add_argument("--draft-path", type=Path, help="a DFlash draft for it")
+    parser.add_argument("--measure-s", type=float, default=1e6, help="no new round after it")
+    parser.add_argument("--capture", type=Path, default=Path(f"{name}.mtr"))
+    parser.add_argument("--log", type=Path, default=Path(f"{name}.log"))
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("-o", "--out", type=Path, help="the JSON as a file too")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line's options; ``more`` is what follows ``--``, the server's own arguments."""
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:split])
+    options.more = words[split + 1 :]
+    return options
+
+
 @contextlib.contextmanager
 def recorded_server(
     options: argparse.Namespace,
@@ -54,8 +78,8 @@ def recorded_server(
 ) -> Iterator[Server]:
     """The server of examples/02 with ``plugin`` (name to function, of tests/bench/site), ready.
 
-    ``options`` has ``model_path``, ``draft_path``, ``capture``, ``log`` and ``more``, the last
-    arguments of the server; ``words`` come before them. Stopped in the end.
+    One request at a time. ``options`` are of :func:`parsed`; ``words`` are arguments of the server
+    that come before its ``more``. Stopped in the end.
     """
     example = _example()
     place = example.Place.here(scratch)
@@ -63,6 +87,9 @@ def recorded_server(
     port = example.free_port()
     server = ["sglang.launch_server", "--port", str(port)]
     server += [*example.models(options, place, scratch), *example.COMMON.split(), *place.words]
+    server += ["--max-running-requests", "1"]
+    if gpu_chip() is not None:
+        server += ["--cuda-graph-bs-decode", "1"]
     record = [sys.executable, "-m", "megatrace", "record", "--force", "-o", str(options.capture)]
     path = os.pathsep.join(map(str, [*place.path, SITE, os.environ.get("PYTHONPATH", "")]))
     environment = {

@@ -28,7 +28,8 @@ static_assert(kTrapCycles >= 1ull << 20, "MEGATRACE_TRAP_CYCLES: half a millisec
 // In a launch that counts and keeps no lines a wait is given up after this, and says so then.
 constexpr uint64_t kGiveUpCycles = kTrapCycles / 2;
 // In a launch with a timeline a wait that outlasts this is written down at once, readable from
-// outside: 0.14 s. With a longer bound later, but before its cycles are more than an argument holds.
+// outside: 0.14 s. With a longer bound later, but before its cycles are more than an argument
+// holds.
 constexpr uint64_t kHangCycles = kTrapCycles / 64 < 1ull << 30 ? kTrapCycles / 64 : 1ull << 30;
 
 // -- identity and clocks ---------------------------------------------------------------

@@ -23,8 +23,8 @@
 // a tracer with named warps.)
 //
 // Of the kernel: a one-dimensional grid of whole warps, as many as the agent was told
-// (check_launch() of launch.cuh), and one stream per ring. Of the calls: made by whole, converged warps; arguments are the same
-// in all lanes; spans end before end().
+// (check_launch() of launch.cuh), and one stream per ring. Of the calls: made by whole, converged
+// warps; arguments are the same in all lanes; spans end before end().
 //
 // A wait of the tracer's has a bound at every level, off too: it traps after 2**34 cycles, 8.7 s at
 // 1.98 GHz. In a launch of counters it is given up after half of that, and says whom it waited for.

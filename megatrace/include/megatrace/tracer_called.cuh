@@ -1,6 +1,6 @@
 // The tracer of a large kernel: what a call does is in the kernel once, as functions, and a warp's
-// state is in shared memory. A kernel asks for it by naming its warps: Tracer<L, D, Head::early, 12>.
-// It is of the device build only.
+// state is in shared memory. A kernel asks for it by naming its warps:
+// Tracer<L, D, Head::early, 12>. It is of the device build only.
 //
 // A launch runs most of a large kernel once, and so out of no instruction cache: there an
 // instruction in line costs more than twenty in a function that some warp ran just before. A
