@@ -77,7 +77,8 @@ MEGATRACE_DEVICE void attend_chunk(T& t, const Params& p, Shared& s, const Chunk
   const bool attends = rehearses || warp < group;
   uint32_t q[4][4] = {};
   Attended a;
-  bool asked = rehearses;  // for the queries
+  bool asked = rehearses;                                         // for the queries
+  bool first = split * p.shape.kv_heads + kv_head == blockIdx.x;  // of the block
   uint32_t position = begin, ahead = rehearses ? 0 : kStagesHeld - 1;
 #pragma unroll 1
   for (;;) {
@@ -94,6 +95,8 @@ MEGATRACE_DEVICE void attend_chunk(T& t, const Params& p, Shared& s, const Chunk
         stager.widen(s.work + turn % kStagesHeld * kStagedBytes, ahead == 0);
       }
       if (ahead == 0) tensor_sync();
+      if (ahead == 0 && first) reach(s, kKeysHere);
+      if (ahead == 0) first = false;
       stager.fetch(s.work);
       if (ahead != 0) {
         --ahead;
@@ -114,23 +117,25 @@ MEGATRACE_DEVICE void attend_chunk(T& t, const Params& p, Shared& s, const Chunk
 }
 
 // The tensor warps; the spare warp rehearses. `runs_ahead`: the launch before may not have ended.
+// Says whether this block has keys to attend to.
 template <class Cache, class T>
-MEGATRACE_DEVICE void attention(T& t, const Params& p, Shared& s, bool& runs_ahead) {
+MEGATRACE_DEVICE bool attention(T& t, const Params& p, Shared& s, bool& runs_ahead) {
   const uint32_t thread = ptx::opaque(threadIdx.x), kv_heads = p.shape.kv_heads;
   const bool rehearses = thread >= kTensorWarps * 32;
-  if (rehearses && warp_id() != kSpareWarp) return;
+  if (rehearses && warp_id() != kSpareWarp) return false;
   const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
   uint32_t unit = blockIdx.x, split = quotient(unit, kv_heads);
-  if (c.first + split * c.keys >= c.end) return;
+  if (c.first + split * c.keys >= c.end) return false;
   auto span = t.span_if(!rehearses, ev::attention{});
 #pragma unroll 1
   do {
     attend_chunk<Cache>(t, p, s, c, thread, unit - split * kv_heads, split, runs_ahead, rehearses);
-    if (rehearses) return;
+    if (rehearses) return true;
     unit += gridDim.x;
     split = quotient(unit, kv_heads);
   } while (c.first + split * c.keys < c.end);
   if ((thread >> 5) < quotient(p.shape.heads, kv_heads)) t.publish(ev::attn_part{}, blockIdx.x);
+  return true;
 }
 
 // -- merge -------------------------------------------------------------------------------

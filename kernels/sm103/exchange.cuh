@@ -12,39 +12,61 @@ enum ExchangeId : uint32_t { kAttnReduce, kExpertReduce, kPreGather, kPostGather
 
 MEGATRACE_DEVICE uint32_t peer_slot(ExchangeId id, uint32_t row) { return id * kMaxRows + row; }
 
-// Sends a vector of a lane that has one to all other ranks, each rank beginning with the next.
+// Sends a vector of a lane that has one to all other ranks.
 template <class T>
 MEGATRACE_DEVICE void send(T& t, const Params& p, const Exchange& e, ExchangeId id, uint32_t row,
                            uint32_t vector, bool mine, uint2 words) {
-  uint32_t rank = p.shape.rank;
-#pragma unroll 1
-  for (uint32_t i = 1; i < p.shape.ranks; ++i) {
-    rank = rank + 1 == p.shape.ranks ? 0 : rank + 1;
-    if (mine) put(reinterpret_cast<uint2*>(e.out[rank]) + vector, words);
-  }
+#pragma unroll
+  for (uint32_t rank = 0; rank < kMaxRanks; ++rank)
+    if (mine && rank < p.shape.ranks && rank != p.shape.rank)
+      put(reinterpret_cast<uint2*>(e.out[rank]) + vector, words);
   if (ptx::ballot(mine) != 0) t.publish(ev::peer_row{}, peer_slot(id, row));
 }
 
-// This rank's own row.
-struct OwnRow {
-  const uint32_t rank;
-  const uint2 words;
+// What the other ranks send of a lane's vector of rows of `vectors`. Asked for while this rank's
+// own part is waited for: it may be here already.
+class PeerVectors {
+ public:
+  MEGATRACE_DEVICE PeerVectors(const Params& p, const Exchange& e, uint32_t vectors, const Chunk& c,
+                               bool wanted)
+      : p_(p), e_(e), at_(c.row * vectors + c.vector), row_(c.row), mine_(wanted && c.mine) {
+    ask();
+  }
 
-  MEGATRACE_DEVICE bool is(uint32_t row) const { return row == rank; }
-  MEGATRACE_DEVICE void take(uint2& to) const { to = words; }
+  // Our vector in, the sum of all ranks' out, in rank order and rounded once.
+  template <class T>
+  MEGATRACE_DEVICE uint2 reduce(T& t, ExchangeId id, uint2 words) {
+    send(t, p_, e_, id, row_, at_, mine_, words);
+    poll_asked(
+        t, ev::peer_row_wait{},
+        [&] {
+          bool here = true;
+#pragma unroll
+          for (uint32_t rank = 0; rank < kMaxRanks; ++rank) here &= largest(words_[rank]) != kEmpty;
+          return here;
+        },
+        [&] { ask(); }, [&] { return peer_slot(id, row_); });
+    float4 sum = zeros();
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMaxRanks; ++rank)
+      sum = sum + values(rank == p_.shape.rank ? words : words_[rank]);
+    return pack(sum);
+  }
+
+ private:
+  MEGATRACE_DEVICE void ask() {
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMaxRanks; ++rank)
+      if (mine_ && rank < p_.shape.ranks && rank != p_.shape.rank)
+        words_[rank] = load_words(reinterpret_cast<const uint2*>(e_.in[rank]) + at_);
+  }
+
+  const Params& p_;
+  const Exchange& e_;
+  const uint32_t at_, row_;
+  const bool mine_;
+  uint2 words_[kMaxRanks] = {};
 };
-
-// Our vector of a row of `vectors` in, the sum of all ranks' out, in rank order and rounded once.
-template <class T>
-MEGATRACE_DEVICE uint2 reduce_ranks(T& t, const Params& p, const Exchange& e, ExchangeId id,
-                                    uint32_t vectors, const Chunk& c, uint2 words) {
-  const uint32_t at = c.row * vectors + c.vector, last = p.shape.ranks - 1;
-  send(t, p, e, id, c.row, at, c.mine, words);
-  return pack(sum_rows<kMaxRanks, uint2>(
-      t, ev::peer_row_wait{}, c.mine, p.shape.ranks,
-      [&](uint32_t rank) { return reinterpret_cast<const uint2*>(e.in[min(rank, last)]) + at; },
-      [&](uint32_t) { return peer_slot(id, c.row); }, OwnRow{p.shape.rank, words}));
-}
 
 // Whose vector of a row it is, where ranks have `own` vectors each, side by side.
 struct Shard {

@@ -284,15 +284,36 @@ MEGATRACE_DEVICE void store_up(const Params& p, const Group& group, uint32_t til
     put(p.handoff.act + (size_t{pair} * p.shape.expert_inner + row) / 2, pair_word(word));
 }
 
+// The gains of a lane's rows of a down tile: two pairs, eight rows apart. Asked for before the
+// tile's weights are here.
+MEGATRACE_DEVICE uint2 down_gains(const Params& p, const ExpertMatrix& m, uint32_t tile) {
+  if (m.phase != kExpertsDown) return make_uint2(0, 0);
+  const uint32_t row = tile * 16 + (ptx::lane_id() >> 2 & ~1u);
+  const uint32_t* at = reinterpret_cast<const uint32_t*>(p.weights.post_expert_gain + row);
+  return make_uint2(at[0], at[4]);
+}
+
+MEGATRACE_DEVICE float pair_squares(uint32_t pair, uint32_t gain) {
+  const float low = ptx::bf16_low(pair) * ptx::bf16_low(gain);
+  const float high = ptx::bf16_high(pair) * ptx::bf16_high(gain);
+  return low * low + high * high;
+}
+
+// Rows, and what they add to the sum of squares that the norm after them divides by.
 template <class Experts>
 MEGATRACE_DEVICE void store_down(const Params& p, const Group& group, uint32_t tile,
-                                 const float4& sum) {
+                                 const float4& sum, uint2 gains) {
   float scale = 1.f;
   if constexpr (Experts::kScaled) scale = p.weights.down_scale[group.expert] * Experts::kUnit;
   const uint32_t low = pair_of_rows(sum.x * scale, sum.y * scale);
   const uint32_t high = pair_of_rows(sum.z * scale, sum.w * scale);
+  float squares = pair_squares(low, gains.x) + pair_squares(high, gains.y);
+  squares += ptx::shuffle_xor(squares, 8);  // the lanes of a token differ in the row
+  squares += ptx::shuffle_xor(squares, 16);
   const uint32_t pair = lane_pair(group), row = tile * 16 + (ptx::lane_id() >> 2 & ~1u);
   if (pair == kEmpty) return;
+  if (ptx::lane_id() < 8)
+    put(p.handoff.down_sums + pair * (p.shape.expert_width / 16) + tile, float_word(squares));
   uint32_t* out = p.handoff.down + (size_t{pair} * p.shape.expert_width + row) / 2;
   put(out, pair_word(low));
   put(out + 4, pair_word(high));
@@ -334,6 +355,8 @@ MEGATRACE_DEVICE void multiply_pass(T& t, const Params& p, Shared& s, Stages& st
     for (; unit >= (group + 1) * m.tiles; ++group) first += routing.group[group].tokens;
     const uint32_t tile_end = (unit + 1 - pass.unit) * tile_stages;
     const uint32_t stage = mine.at + tile_stages - tile_end, end = min(mine.end, tile_end);
+    const uint32_t tile = unit - group * m.tiles;
+    const uint2 gains = down_gains(p, m, tile);
     float4 sum = multiply_stages<Experts>(t, s, stages, m, first, stage, end - mine.at);
     mine.at = end;
     if (stage != 0) {
@@ -345,11 +368,10 @@ MEGATRACE_DEVICE void multiply_pass(T& t, const Params& p, Shared& s, Stages& st
       met = true;
       add_partials(s, pass, tile_stages, tile_end, sum);
     }
-    const uint32_t tile = unit - group * m.tiles;
     if (m.phase == kExpertsUp)
       store_up<Experts>(p, routing.group[group], tile, sum);
     else
-      store_down<Experts>(p, routing.group[group], tile, sum);
+      store_down<Experts>(p, routing.group[group], tile, sum, gains);
   }
   if (!met) tensor_sync();
 }

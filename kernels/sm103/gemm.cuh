@@ -47,6 +47,8 @@ struct Dense {
   uint32_t n, k;
   uint32_t in_heads;  // the input is handed over by heads of a row, as many as this; 0: by rows
   bool fp32;          // the weights, else bf16
+  Moment moment;      // that they are held back for, but for the first stages of a warp
+  uint32_t at_once;   // as many as this
   AnySpan span;
   AnyWait wait;        // for the input
   AnyPublish publish;  // of the output
@@ -119,7 +121,7 @@ template <class T>
 MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d) {
   Slabs slabs(d);
   Slab slab;
-  loader.begin(t, d.phase);
+  loader.begin(t, d.phase, d.moment, d.at_once);
 #pragma unroll 1
   while (slabs.next(slab)) {
     const char* source = tile_address(d, slab, loader.warp());
@@ -346,6 +348,7 @@ MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, co
   const uint32_t thread = ptx::opaque(threadIdx.x);
   Slabs slabs(d);
   Slab slab;
+  bool reaches = d.fp32 && !rehearses;
   stages.begin(d.phase);
 #pragma unroll 1
   while (slabs.next(slab)) {
@@ -354,6 +357,8 @@ MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, co
     if (!rehearses && slab.slice != held) {
       if (mine) load_operand(t, x, p, d, slab.slice);
       held = slab.slice;
+      if (reaches) reach(s, kRouterInputHere);
+      reaches = false;
     }
     if (mine) {
       multiply_slab<NT>(t, s, stages, d, x, slab.tiles, sums, rehearses);
@@ -368,6 +373,7 @@ MEGATRACE_DEVICE void dense(T& t, const Params& p, Shared& s, Stages& stages, co
     if (rehearses) break;
     tensor_sync();
   }
+  if (reaches) reach(s, kRouterInputHere);
 }
 
 }  // namespace muse

@@ -44,6 +44,21 @@ MEGATRACE_DEVICE void poll_words(T& t, Wait wait, Load&& load, Producer&& produc
   });
 }
 
+// The same of words that were asked for before: looks at those first, and asks again while some
+// are missing.
+template <class T, class Wait, class Here, class Ask, class Producer>
+MEGATRACE_DEVICE void poll_asked(T& t, Wait wait, Here&& here, Ask&& ask, Producer&& producer) {
+  bool again = false;
+  poll_words(
+      t, wait,
+      [&] {
+        if (again) ask();
+        again = true;
+        return here();
+      },
+      producer);
+}
+
 // Empties this block's share of the next launch's hand-off words; `thread` of `threads`.
 MEGATRACE_DEVICE void empty_next(const Params& p, uint32_t thread, uint32_t threads) {
   const uint32_t begin = share_begin(p.next_handoff_vectors, blockIdx.x);

@@ -25,6 +25,8 @@ MEGATRACE_DEVICE Dense projection(Phase phase, const char* weights, const uint32
   d.k = k;
   d.in_heads = 0;
   d.fp32 = false;
+  d.moment = kAnyMoment;
+  d.at_once = 0;
   d.span = any<AnySpan>(span);
   d.wait = any<AnyWait>(wait);
   d.publish = any<AnyPublish>(publish);
@@ -35,6 +37,8 @@ MEGATRACE_DEVICE Dense o_proj(const Params& p) {
   Dense d = projection(kOProj, p.weights.o_proj, p.handoff.heads, p.handoff.o_part, p.shape.hidden,
                        p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
   d.in_heads = p.shape.heads;
+  d.moment = kKeysHere;
+  d.at_once = 1;
   return d;
 }
 MEGATRACE_DEVICE Dense router(const Params& p) {
@@ -45,8 +49,11 @@ MEGATRACE_DEVICE Dense router(const Params& p) {
   return d;
 }
 MEGATRACE_DEVICE Dense pre_proj(const Params& p) {
-  return projection(kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows,
-                    p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  Dense d =
+      projection(kRouter, p.weights.pre_proj, p.handoff.x, p.handoff.pre_part, p.shape.pre_rows,
+                 p.shape.hidden, ev::router{}, ev::x_wait{}, ev::router_part{});
+  d.moment = kRouterInputHere;
+  return d;
 }
 MEGATRACE_DEVICE Dense post_proj(const Params& p) {
   return projection(kPostProj, p.weights.post_proj, p.handoff.sum, p.handoff.post_part,
@@ -135,8 +142,9 @@ MEGATRACE_DEVICE void attend(T& t, const Params& p, Shared& s) {
   // first launch has long waited for all that came before the step.
   bool runs_ahead = true;
   if (p.early == 0) wait_for_launch_before(t, runs_ahead);
-  if (runs(p, kAttention)) attention<Cache>(t, p, s, runs_ahead);
+  const bool attends = runs(p, kAttention) && attention<Cache>(t, p, s, runs_ahead);
   wait_for_launch_before(t, runs_ahead);
+  if (!attends) reach(s, kKeysHere);
   if (runs(p, kAttentionMerge)) attention_merge(t, p, s);
   // Opaque, or the compiler computes its addresses at launch start.
   if (warp_id() >= kTensorWarps)
@@ -201,6 +209,7 @@ MEGATRACE_DEVICE void make_barriers(Shared& s) {
       ptx::mbar_init(&s.empty[w][i], 1);
     }
   ptx::mbar_init(&s.routed, 1);
+  ptx::mbar_init(&s.moment, 1);
   ptx::mbar_init_fence();
 }
 

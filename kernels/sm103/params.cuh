@@ -106,10 +106,10 @@ struct Handoff {
   uint32_t* post_part;    // [slices of h][rows][post_rows] fp32
   uint32_t* a;            // [rows][H / 2] bf16 pairs
   uint32_t* qkv_part;     // [slices of H][rows][(2 heads + 2 kv_heads) * 64] fp32
-  // Sums over 128 columns of a row, of squares, fp32:
+  // Sums of squares over columns of a row, fp32; over 128 of them, but for down_sums:
   uint32_t* row_sums;    // [2][2][rows][H / 128]: at both gates, of the branch and the stream
   uint32_t* input_sums;  // [rows][h / 128], of the expert input
-  uint32_t* down_sums;   // [rows * top_k][h / 128], local pairs only
+  uint32_t* down_sums;   // [rows * top_k][h / 16], a down tile each, local pairs only
 };
 
 // Sends rows of bf16 pairs to every other rank and receives theirs. in[r] is where rank r's row

@@ -56,11 +56,14 @@ class Loader {
   MEGATRACE_DEVICE explicit Loader(Shared& s)
       : s_(s), warp_(ptx::lane_id() % kTensorWarps), mine_(ptx::lane_id() < kTensorWarps) {}
 
+  // Of this phase, all stages but the first `at_once` are held back until `moment`.
   template <class T>
-  MEGATRACE_DEVICE void begin(T& t, Phase phase) {
+  MEGATRACE_DEVICE void begin(T& t, Phase phase, Moment moment = kAnyMoment, uint32_t at_once = 0) {
     // Where every record says the high part of its time, the first fill has too many for a line.
     if (phase_ != kPhases || ptx::kSlow) wait_for_launch_before(t);
     phase_ = phase;
+    moment_ = moment;
+    held_from_ = count_ + at_once;
     begun_ = false;
   }
 
@@ -89,7 +92,7 @@ class Loader {
     bool room = false;
     const uint32_t slot = 0;
     t.poll(ev::stage_free{}, slot, [&] {
-      room = wanted && ptx::mbar_test(&s_.empty[warp_][stage], parity ^ 1);
+      room = wanted && ptx::mbar_test(&s_.empty[warp_][stage], parity ^ 1) && !held();
       return ptx::ballot(room) != 0 || ptx::ballot(wanted) == 0;
     });
     if (room) {
@@ -107,10 +110,16 @@ class Loader {
   }
 
  private:
+  MEGATRACE_DEVICE bool held() const {
+    return moment_ != kAnyMoment && count_ >= held_from_ && !ptx::mbar_test(&s_.moment, moment_);
+  }
+
   Shared& s_;
   const uint32_t warp_;
   const bool mine_;
-  uint32_t count_ = 0;  // stages of this lane's warp so far
+  uint32_t count_ = 0;      // stages of this lane's warp so far
+  uint32_t held_from_ = 0;  // such a count
+  Moment moment_ = kAnyMoment;
   Phase phase_ = kPhases;
   bool begun_ = false;  // this phase has a stage
   bool alone_ = false;  // the launch before has ended

@@ -180,12 +180,6 @@ MEGATRACE_DEVICE void route(T& t, const Params& p, Shared& s) {
 
 // -- sum over a row's experts ----------------------------------------------------------
 
-// What experts say to a chunk, by slot; each vector is one lane's.
-MEGATRACE_DEVICE uint2* expert_output(const Params& p, Shared& s, const Chunk& c, uint32_t slot) {
-  return reinterpret_cast<uint2*>(s.work) +
-         ((c.place * p.shape.top_k + slot) * kChunkVectors + ptx::lane_id());
-}
-
 // The slots of a row whose experts are on this rank, a bit each. The routing table is made.
 MEGATRACE_DEVICE uint32_t local_slots(const Params& p, const Shared& s, const Chunk& c) {
   const uint32_t lane = ptx::opaque(ptx::lane_id()), top_k = p.shape.top_k;
@@ -211,91 +205,109 @@ MEGATRACE_DEVICE uint32_t down_producer(const Params& p, const Shared& s, uint32
   return share_owner(routing.groups * tiles, group * tiles + column / 16);
 }
 
-MEGATRACE_DEVICE float4 post_gain(const Params& p, const Chunk& c) {
-  return c.mine ? values(vectors_of(p.weights.post_expert_gain)[c.vector]) : zeros();
-}
+// What an expert says to a chunk, and its row's sums of squares: four down tiles a vector.
+struct ExpertWords {
+  uint2 words;
+  uint4 squares[2];
+};
+constexpr uint32_t kSlotsAtOnce = 2;
 
-// Brings what the local experts say, a few slots at a time, and hands over the sums of squares.
+// Of these slots of a row (kEmpty: of none).
 template <class T>
-MEGATRACE_DEVICE void bring_expert_outputs(T& t, const Params& p, Shared& s, const Chunk& c) {
-  constexpr uint32_t kSlots = 4;
-  const uint32_t vectors = p.shape.expert_width / 4, first_pair = c.row * p.shape.top_k;
-  const uint2* down = pair_row(p.handoff.down, first_pair, vectors) + c.vector;
-  const float4 gain = post_gain(p, c);
-  const uint32_t local = local_slots(p, s, c);
-  uint32_t rest = local;
-#pragma unroll 1
-  do {
-    uint2 words[kSlots] = {};
-    Sources<uint2, kSlots> from;
-    uint32_t slot[kSlots];
-#pragma unroll
-    for (uint32_t j = 0; j < kSlots; ++j) {
-      slot[j] = rest != 0 ? lowest(rest) : kEmpty;
-      from.at[j] = down + slot[j] * vectors;
-      from.wanted[j] = rest != 0;
-      rest &= rest - 1;
-    }
-    poll_rows(t, ev::down_wait{}, from, words, [&](uint32_t j) {
-      const uint32_t at = j == 0 ? slot[0] : j == 1 ? slot[1] : j == 2 ? slot[2] : slot[3];
-      return down_producer(p, s, first_pair + at, c.vector * 4);
-    });
-#pragma unroll
-    for (uint32_t j = 0; j < kSlots; ++j)
-      if (slot[j] != kEmpty) *expert_output(p, s, c, slot[j]) = words[j];
-  } while (rest != 0);
-  rest = local;
-#pragma unroll 1
-  do {  // at least once: the math warps rehearse
-    Chunk of = c;
-    of.mine = rest != 0;
-    const uint32_t slot = of.mine ? lowest(rest) : 0;
-    put_row_sum(t, p.handoff.down_sums + (first_pair + slot) * (vectors / kChunkVectors), of,
-                squares(values(*expert_output(p, s, c, slot)) * gain));
-    rest &= rest - 1;
-  } while (rest != 0);
-}
-
-// Lane j: the router weight of slot j.
-template <class T>
-MEGATRACE_DEVICE float router_weight(T& t, const Params& p, uint32_t local, const Chunk& c) {
-  const uint32_t lane = ptx::opaque(ptx::lane_id());
-  const bool mine = local >> lane & 1;
-  uint32_t weight = 0;
+MEGATRACE_DEVICE void bring_experts(T& t, const Params& p, const Shared& s, const Chunk& c,
+                                    const uint32_t (&slot)[kSlotsAtOnce],
+                                    ExpertWords (&said)[kSlotsAtOnce]) {
+  const uint32_t vectors = p.shape.expert_width / 4, tiles = p.shape.expert_width / 64;
+  const uint32_t lane = ptx::opaque(ptx::lane_id()), first_pair = c.row * p.shape.top_k;
+  uint32_t late_slot = 0, late_column = 0;
   poll_words(
-      t, ev::routes_wait{},
+      t, ev::down_wait{},
       [&] {
-        if (mine) weight = ptx::load_relaxed(p.handoff.weights + c.row * p.shape.top_k + lane);
-        return filled(weight);
+        bool here = true;
+#pragma unroll
+        for (uint32_t j = 0; j < kSlotsAtOnce; ++j) {
+          if (slot[j] == kEmpty) continue;
+          const uint32_t pair = first_pair + slot[j];
+          const uint4* squares = reinterpret_cast<const uint4*>(p.handoff.down_sums) + pair * tiles;
+          said[j].words = load_words(pair_row(p.handoff.down, pair, vectors) + c.vector);
+#pragma unroll
+          for (uint32_t i = 0; i < 2; ++i)
+            if (lane + 32 * i < tiles) said[j].squares[i] = load_words(squares + lane + 32 * i);
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < kSlotsAtOnce; ++j) {
+          if (slot[j] == kEmpty) continue;
+          const bool words = largest(said[j].words) != kEmpty;
+          const bool low = largest(said[j].squares[0]) != kEmpty;
+          if (words && low && largest(said[j].squares[1]) != kEmpty) continue;
+          here = false;
+          late_slot = slot[j];
+          late_column = words ? (lane + (low ? 32 : 0)) * 64 : c.vector * 4;
+        }
+        return here;
       },
-      [&] { return row_owner(p, c.row); });
-  return __uint_as_float(weight);
+      [&] { return down_producer(p, s, first_pair + late_slot, late_column); });
 }
+
+// The router weights of a row's local slots, lane j's of slot j. Asked for before the experts are
+// waited for, and then long here.
+class RouterWeights {
+ public:
+  MEGATRACE_DEVICE RouterWeights(const Params& p, uint32_t local, const Chunk& c)
+      : p_(p), row_(c.row), lane_(ptx::opaque(ptx::lane_id())), mine_(local >> lane_ & 1) {
+    ask();
+  }
+  template <class T>
+  MEGATRACE_DEVICE void wait(T& t) {
+    poll_asked(
+        t, ev::routes_wait{}, [&] { return filled(weight_); }, [&] { ask(); },
+        [&] { return row_owner(p_, row_); });
+  }
+  MEGATRACE_DEVICE float of(uint32_t slot) const {
+    return __uint_as_float(ptx::shuffle(weight_, slot & 31));
+  }
+
+ private:
+  MEGATRACE_DEVICE void ask() {
+    if (mine_) weight_ = ptx::load_relaxed(p_.handoff.weights + row_ * p_.shape.top_k + lane_);
+  }
+
+  const Params& p_;
+  const uint32_t row_, lane_;
+  const bool mine_;
+  uint32_t weight_ = 0;
+};
 
 // Each slot's row by its router weight over its rms, summed over slots and ranks.
 template <class T>
 MEGATRACE_DEVICE void hand_over_sum(T& t, const Params& p, Shared& s, const Chunk& c) {
-  const uint32_t columns = p.shape.expert_width, first_pair = c.row * p.shape.top_k;
-  const uint32_t local = local_slots(p, s, c);
-  const float4 gain = post_gain(p, c);
-  const float weights = router_weight(t, p, local, c);
+  const uint32_t columns = p.shape.expert_width, local = local_slots(p, s, c);
   const float per_column = reciprocal(static_cast<float>(columns));
+  uint2 gain = make_uint2(0, 0);
+  if (c.mine) gain = vectors_of(p.weights.post_expert_gain)[c.vector];
+  RouterWeights weights(p, local, c);
+  PeerVectors peers(p, p.expert_reduce, columns / 4, c, true);
   float4 sum = zeros();
   uint32_t rest = local;
 #pragma unroll 1
   do {  // at least once: the math warps rehearse
-    Chunk of = c;
-    of.mine = rest != 0;
-    const uint32_t slot = of.mine ? lowest(rest) : 0;
-    const uint32_t* sums = p.handoff.down_sums + (first_pair + slot) * (columns / kWarpColumns);
-    const float scale = rms_scale(row_sum(t, p, sums, columns, of), per_column, p.shape.eps_post);
-    const uint2 words = of.mine ? *expert_output(p, s, c, slot) : make_uint2(0, 0);
-    sum = sum + values(words) * (scale * ptx::shuffle(weights, slot));
-    rest &= rest - 1;
+    const uint32_t others = rest & (rest - 1);
+    const uint32_t slot[] = {rest != 0 ? lowest(rest) : kEmpty,
+                             others != 0 ? lowest(others) : kEmpty};
+    ExpertWords said[kSlotsAtOnce] = {};
+    bring_experts(t, p, s, c, slot, said);
+    weights.wait(t);
+#pragma unroll
+    for (uint32_t j = 0; j < kSlotsAtOnce; ++j) {
+      const float4 squares = values(said[j].squares[0]) + values(said[j].squares[1]);
+      const float of_row = warp_sum((squares.x + squares.y) + (squares.z + squares.w));
+      const float scale = rms_scale(of_row, per_column, p.shape.eps_post);
+      sum = sum + values(said[j].words) * (scale * weights.of(slot[j]));
+    }
+    rest = others & (others - 1);
   } while (rest != 0);
-  uint2 words = pack(sum * gain);
-  if (p.shape.ranks != 1)
-    words = reduce_ranks(t, p, p.expert_reduce, kExpertReduce, columns / 4, c, words);
+  uint2 words = pack(sum * values(gain));
+  if (p.shape.ranks != 1) words = peers.reduce(t, kExpertReduce, words);
   if (!c.mine) return;
   put(pair_row(p.handoff.sum, c.row, columns / 4) + c.vector, words);
   t.publish(ev::expert_row{}, blockIdx.x);
@@ -306,7 +318,6 @@ MEGATRACE_DEVICE void expert_sum(T& t, const Params& p, Shared& s) {
   const RowChunks chunks(p, p.shape.expert_width);
   {
     auto span = t.span_if(chunks.any(), ev::expert_sum{});
-    chunks.each([&](const Chunk& c) { bring_expert_outputs(t, p, s, c); });
     chunks.each([&](const Chunk& c) { hand_over_sum(t, p, s, c); });
   }
   if (warp_id() < kTensorWarps) tensor_sync();

@@ -84,10 +84,9 @@ MEGATRACE_DEVICE uint2 read_branch(T& t, const Params& p, uint32_t branch, const
   }
   const uint32_t own = parts.n / 4;
   const Shard shard = own == vectors ? Shard{p.shape.rank, c.vector, c.mine} : shard_of(p, own, c);
+  PeerVectors peers(p, p.attn_reduce, vectors, c, branch == kAttended);
   const uint2 words = pack(sum_slices<4>(t, wait, p, parts, c.row, shard.vector, shard.ours));
-  if (branch == kAttended)
-    return p.shape.ranks == 1 ? words
-                              : reduce_ranks(t, p, p.attn_reduce, kAttnReduce, vectors, c, words);
+  if (branch == kAttended) return p.shape.ranks == 1 ? words : peers.reduce(t, kAttnReduce, words);
   return own == vectors ? words
                         : gather_ranks(t, p, p.post_gather, kPostGather, own, c, shard, words);
 }
@@ -97,11 +96,13 @@ template <class T>
 MEGATRACE_DEVICE void bring_branch(T& t, const Params& p, Shared& s, uint32_t branch,
                                    const Chunk& c) {
   const Boundary b = boundary_of(p, branch);
-  float4 stream = zeros(), beta = ones();
+  // Nothing is computed with it yet, or the branch would wait for it.
+  float4 alpha = zeros(), before = zeros(), beta = ones();
   uint2 outer = make_uint2(0, 0), inner = make_uint2(0, 0);
   if (c.mine) {
     if (b.alpha != nullptr) {
-      stream = vectors_of(b.alpha)[c.vector] * stream_of(p, c.row)[c.vector];
+      alpha = vectors_of(b.alpha)[c.vector];
+      before = stream_of(p, c.row)[c.vector];
       beta = vectors_of(b.beta)[c.vector];
     }
     if (b.inner != nullptr) inner = vectors_of(b.inner)[c.vector];
@@ -113,7 +114,7 @@ MEGATRACE_DEVICE void bring_branch(T& t, const Params& p, Shared& s, uint32_t br
   if (!c.mine) return;
   GateWork& work = gate_work(s, c);
   const uint32_t lane = ptx::opaque(ptx::lane_id());
-  work.stream[lane] = stream;
+  work.stream[lane] = alpha * before;
   work.beta[lane] = beta;
   work.branch[lane] = words;
   work.outer[lane] = outer;

@@ -48,13 +48,27 @@ struct Shared {
   alignas(128) char work[kWorkBytes];
   uint64_t full[kTensorWarps][kStages], empty[kTensorWarps][kStages];
   uint64_t routed;                      // `routing` is there, one arrival a launch
+  uint64_t moment;                      // the moments of a launch, one arrival each
   alignas(16) uint32_t ids[kMaxPairs];  // of the step's pairs
   Routing routing;
+};
+
+// Moments that weights are held back for: a ring that fills takes all of the memory's rate, and
+// whoever waits for a word of another block then waits for that too.
+enum Moment : uint32_t {
+  kKeysHere,  // the attention has its first keys and queries
+  kRouterInputHere,
+  kAnyMoment,
 };
 
 MEGATRACE_DEVICE uint32_t warp_id() { return threadIdx.x >> 5; }
 MEGATRACE_DEVICE void workers_sync() { ptx::barrier_sync(kWorkersBarrier, kWorkers); }
 MEGATRACE_DEVICE void tensor_sync() { ptx::barrier_sync(kTensorBarrier, kTensorWarps * 32); }
+
+// Tensor warps say that this moment, the next one, is there.
+MEGATRACE_DEVICE void reach(Shared& s, Moment) {
+  if (threadIdx.x == 0) ptx::mbar_arrive(&s.moment);
+}
 
 // The block that chooses a row's experts.
 MEGATRACE_DEVICE uint32_t row_owner(const Params& p, uint32_t row) {

@@ -14,6 +14,8 @@ SLICE = 1024
 """Columns of a K-slice of a projection: ``kSlice``."""
 CHUNK = 128
 """Columns of a row that one warp takes in the row-wise phases: ``kWarpColumns``."""
+TILE = 16
+"""Rows of a tile of a matrix."""
 EMPTY = 0xFFFFFFFF
 """A hand-off word that is not written yet: ``kEmpty``; -1 as int32."""
 
@@ -166,7 +168,7 @@ def handoff_shapes(s: Shape) -> dict[str, tuple[int, ...]]:
         "qkv_part": (slices(hidden), rows, (2 * s.heads + 2 * s.kv_heads) * HEAD_DIM),
         "row_sums": (2, 2, rows, hidden // CHUNK),
         "input_sums": (rows, width // CHUNK),
-        "down_sums": (pairs, width // CHUNK),
+        "down_sums": (pairs, width // TILE),
     }
 
 

@@ -12,15 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
-from megatrace.muse.params import CHUNK, SLICE, slices
+from megatrace.muse.params import CHUNK, SLICE, TILE, slices
 from megatrace.schema.traffic import LaunchBytes
 
 WORK_BYTES = 72 * 1024
 """A block's scratch memory: ``kWorkBytes``."""
-GATE_BYTES, INPUT_BYTES, OUTPUT_BYTES = 1536, 512, 256
-"""What 128 columns of a row take of it at a gate, before the experts, and of each expert after."""
-PARTIALS_BYTES = 4096
-"""What the experts keep of it until all are done: ``Partials``."""
+GATE_BYTES, INPUT_BYTES = 1536, 512
+"""What 128 columns of a row take of it at a gate and before the experts."""
 
 ExpertKind = Literal["bf16", "nvfp4"]
 """How the weights of a layer's experts are stored."""
@@ -29,8 +27,6 @@ CacheKind = Literal["bf16", "e4m3"]
 CACHE_BYTES: dict[CacheKind, int] = {"bf16": 2, "e4m3": 1}
 """Of a key's or value's element."""
 
-TILE = 16
-"""Rows of a tile."""
 GROUP_TOKENS = 8
 """Tokens of a group: ``kTokens``."""
 NVFP4_GROUP = 16
@@ -57,8 +53,7 @@ def scratch_bytes(model: MuseConfig, rows: int, blocks: int) -> int:
     hidden, width = (
         -(-rows * columns // CHUNK // blocks) for columns in (model.hidden, model.expert_width)
     )
-    outputs = width * model.top_k * OUTPUT_BYTES + PARTIALS_BYTES
-    return max(hidden * GATE_BYTES, width * INPUT_BYTES, outputs)
+    return max(hidden * GATE_BYTES, width * INPUT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from megatrace.muse.config import HEAD_DIM, MuseConfig, RankShape
 from megatrace.muse.engine import Cache, Engine, Form, new_cache
 from megatrace.muse.layout import Fp4Layout
 from megatrace.muse.pack import pack_layer
-from megatrace.muse.params import EMPTY, Params, Phase, handoff_offsets, handoff_views
+from megatrace.muse.params import EMPTY, TILE, Params, Phase, handoff_offsets, handoff_views
 from megatrace.muse.plan import CacheKind, ExpertKind
 from megatrace.muse.program import Build, Program
 from megatrace.muse.reference import stored
@@ -52,6 +52,7 @@ LIMITS = {
     **dict.fromkeys(("o", "logits", "pre", "weights", "post", "qkv"), SUMS),
     **dict.fromkeys(("x", "stream", "y", "act", "down", "sum", "a", "q", "gate"), ROUNDED),
     **dict.fromkeys(("keys", "values"), ROUNDED),
+    "squares": 2 * ROUNDED,
     **dict.fromkeys(("e4m3_keys", "e4m3_values"), CODES),
     "cache_ulps": 1,
     "ids": 0,
@@ -221,7 +222,13 @@ class Case:
             taps["ffn_boundary"]["a"],
             self.context,
         )
+        taps["experts_down"]["squares"] = self._down_squares(taps["experts_down"]["down"])
         return taps | {f"next_{name}": value for name, value in following.items()}
+
+    def _down_squares(self, down: torch.Tensor) -> torch.Tensor:
+        """Sums of squares of [pairs, width], times the gain, by row tile of the down matrix."""
+        gained = down.float() * self.engine.layers[0].post_expert_gain.float()
+        return gained.square().unflatten(1, (-1, TILE)).sum(2)
 
     # -- running ---------------------------------------------------------------------------
 
@@ -348,6 +355,17 @@ def _pairs_of(view: str, phase: str, name: str) -> Output:
     return compare
 
 
+def _experts_down(case: Case) -> Found:
+    """The rows, and their sums of squares."""
+    found = _pairs_of("down", "experts_down", "down")(case)
+    local, squares = case.local_pairs(), case.views["down_sums"]
+    found["elsewhere"] += float((squares[~local] != SPOILED).sum())
+    if local.any():
+        expected = case.taps["experts_down"]["squares"][local]
+        found["squares"] = error(squares[local].view(torch.float32), expected)
+    return found
+
+
 def _rows_of(view: str, phase: str, name: str) -> Output:
     return lambda case: {name: error(case.pairs(view), case.taps[phase][name])}
 
@@ -419,15 +437,18 @@ CHECKS: tuple[Check, ...] = (
     Check(
         Phase.EXPERTS_DOWN,
         (*_ROUTES, ("act", "experts_up", "act")),
-        ("down",),
-        _pairs_of("down", "experts_down", "down"),
+        ("down", "down_sums"),
+        _experts_down,
     ),
     Check(
         Phase.EXPERT_SUM,
-        (*_ROUTES, ("down", "experts_down", "down")),
+        (
+            *_ROUTES,
+            ("down", "experts_down", "down"),
+            ("down_sums", "experts_down", "squares"),
+        ),
         ("sum",),
         _rows_of("sum", "expert_sum", "sum"),
-        "down_sums",
     ),
     Check(
         Phase.POST_PROJ,
