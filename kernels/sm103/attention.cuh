@@ -285,13 +285,17 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   auto span = t.span(ev::attention_merge{});
   const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
   const uint32_t at_once = min(end - begin, kWorkerWarps), index = quotient(warp, at_once);
-  Member m = {begin + warp - index * at_once, index, quotient(kWorkerWarps, at_once), c.keys,
-              c.end - c.first};
+  // No more warps an item than ask for all its chunks at once: each share takes time to add up.
+  const uint32_t length = c.end - c.first, chunks = quotient(length + c.keys - 1, c.keys);
+  const uint32_t team =
+      min(quotient(kWorkerWarps, at_once), quotient(chunks + kMergeChunks - 1, kMergeChunks));
+  const auto members_sync = [&] { ptx::barrier_sync(kMergeBarrier, at_once * team * 32); };
+  Member m = {begin + warp - index * at_once, index, team, c.keys, length};
   float* merged = reinterpret_cast<float*>(&s.routing) + warp * kMergedFloats;
   bool rehearses = warp >= kTensorWarps;
   uint32_t left = end - begin;
 #pragma unroll 1
-  for (;;) {
+  while (rehearses || m.index < team) {
     const Member now = rehearses ? Member{m.item, 0, 1, m.keys, 0} : m;
     const bool mine = now.index < now.team && now.item < end;
     const bool finishes = mine && now.index == 0;
@@ -302,11 +306,11 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
     if (rehearses)
       ptx::syncwarp();
     else
-      workers_sync();
+      members_sync();
     if (finishes) finish_head_out(p, merged, now, at_once * kMergedFloats, lane, gate, !rehearses);
     if (!rehearses) {
       if (left <= at_once) break;
-      workers_sync();
+      members_sync();
       m.item += at_once;
       left -= at_once;
     }

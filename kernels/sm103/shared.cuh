@@ -22,7 +22,7 @@ constexpr uint32_t kStages = 2;
 constexpr uint32_t kStageBytes = 9216;  // 16 rows x 1024 columns of NVFP4 with their scales
 
 // Named barriers (0 is __syncthreads).
-enum Barrier : uint32_t { kWorkersBarrier = 1, kTensorBarrier = 2 };
+enum Barrier : uint32_t { kWorkersBarrier = 1, kTensorBarrier = 2, kMergeBarrier = 3 };
 
 constexpr uint32_t kTokens = 8;      // columns of one tensor-core tile: tokens an expert pass takes
 constexpr uint32_t kMaxPairs = 256;  // (row, slot) pairs of a step
