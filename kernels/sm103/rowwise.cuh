@@ -3,8 +3,8 @@
 // all rows are the units that blocks share. What a row's chunks must know of each other is
 // one number, a sum, and it is handed over like any other word.
 //
-// A launch runs this once, and what is not in the cache costs ten to twenty cycles an instruction.
-// So the math warps, which have no chunks, run the same code on nothing, as early as they can: the
+// A launch runs this once, and code that no warp ran just before costs ten to twenty cycles an
+// instruction. So the math warps, which have no chunks, run the same code on nothing, as early as they can: the
 // tensor warps find it in the cache.
 #pragma once
 

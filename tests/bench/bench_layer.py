@@ -1,13 +1,16 @@
 """The Muse Spark layer kernel at released sizes on this GPU: fused against its twin.
 
     python -m tests.bench.bench_layer [--layers 8] [--rows 16 8 1] [--rounds 24] [-o figures.json]
+                                      [--against OTHER/kernels/sm103 ...]
 
 One rank of TP8/EP8 with its peers emulated; random weights, routing by the real router. Prints
 for every number of rows the time of a layer, the experts of this rank that a layer's rows hit
 (mean of all layers), the fraction of the floor (bytes that must be read, at the copy bandwidth of
 this run), and the ratio of twin to fused in turn (ABBA) with its spread and that of fused to
-itself (A/A). ``--levels`` adds what the tracer costs at each level, ``--phases`` what each launch
-of the twin takes. Where a launch's time goes: ``python -m tests.bench.layer_phases``.
+itself (A/A). ``--against`` puts the kernels of other checkouts into the same turns, over the same
+memory: so a change is judged. ``--levels`` adds what the tracer costs at each level, ``--phases``
+what each launch of the twin takes. Where a launch's time goes: ``python -m
+tests.bench.layer_phases``.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 import torch
 
 from megatrace.agent.memory import TraceParams
+from megatrace.jit import Kernel
 from megatrace.muse.config import RELEASED
 from megatrace.muse.engine import Engine, new_cache
 from megatrace.muse.events import ROLES
@@ -49,6 +53,18 @@ def copy_bandwidth() -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
     return 2 * source.numel() / statistics.median(times)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBuild(Build):
+    """The same build of another checkout's kernel."""
+
+    folder: Path = Path()
+
+    @property
+    def kernel(self) -> Kernel:
+        """What the compiler is given."""
+        return replace(Build.kernel.fget(self), source=self.folder.resolve() / "layer.cu")
 
 
 class Timed:
@@ -153,6 +169,9 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
         "again": Timed(Program(engine.step(rows, "fused", embed=True), build)),
         "twin": Timed(Program(engine.step(rows, "twin", embed=True), build)),
     }
+    for folder in options.against:
+        other = OtherBuild(**asdict(build), folder=folder)
+        programs[str(folder)] = Timed(Program(engine.step(rows, "fused", embed=True), other))
     engine.empty()
     torch.cuda.synchronize()
     names = list(programs)
@@ -195,6 +214,12 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
         "fused_to_fused": quantiles(
             [b / a for a, b in zip(times["fused"], times["again"], strict=True)]
         ),
+    }
+    figures["against"] = {
+        str(folder): quantiles(
+            [a / b for a, b in zip(times["fused"], times[str(folder)], strict=True)]
+        )
+        for folder in options.against
     }
     if options.levels:
         figures["overhead"] = level_overhead(setup, rows, build, options.rounds)
@@ -271,6 +296,8 @@ def say(figures: dict[str, Any]) -> None:
     )
     print(f"  twin to fused {spread(**figures['twin_to_fused'])}")
     print(f"  fused to itself (A/A) {spread(**figures['fused_to_fused'])}")
+    for folder, ratio in figures["against"].items():
+        print(f"  fused to that of {folder} {spread(**ratio)}")
     percent = "{median:+.2f} % ({p5:+.2f} to {p95:+.2f})".format
     for name, overhead in figures.get("overhead", {}).items():
         print(f"  {name:<29} {percent(**overhead)}")
@@ -288,6 +315,9 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--experts", choices=("nvfp4", "bf16"), default="nvfp4")
     parser.add_argument("--cache", choices=("bf16", "e4m3"), default="bf16")
+    parser.add_argument(
+        "--against", type=Path, nargs="+", default=[], help="folders of other kernels"
+    )
     parser.add_argument("--phases", action="store_true")
     parser.add_argument("--levels", action="store_true")
     parser.add_argument("-o", "--out", type=Path)

@@ -9,14 +9,10 @@ and of that kernel to itself (A/A): median, 5 and 95 % of the rounds.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from megatrace.errors import MegatraceError
-from megatrace.jit.compilers import cuda_compiler, gpu_chip
-from megatrace.paths import include_dir
+from tests.bench.gpu_program import run_program
 
 
 def main() -> int:
@@ -25,27 +21,9 @@ def main() -> int:
     parser.add_argument("rounds", nargs="?", type=int, default=64)
     parser.add_argument("-o", "--out", type=Path, help="the figures as JSON")
     options = parser.parse_args()
-    chip = gpu_chip()
-    if chip is None:
-        print("no NVIDIA GPU here: nothing to measure")
-        return 0
-    arch = chip.removeprefix("sm_")
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "overhead"
-        flags = ["-std=c++17", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-        source = Path(__file__).with_name("overhead.cu")
-        try:
-            cuda_compiler().run(
-                [*flags, f"-I{include_dir()}", "-o", str(program), str(source)], cwd=Path(folder)
-            )
-        except MegatraceError as error:
-            print(f"{error}\n{error.hint}", file=sys.stderr)
-            return 1
-        done = subprocess.run(
-            [str(program), str(options.rounds)], stdout=subprocess.PIPE, check=True
-        )
-    if options.out:
-        options.out.write_bytes(done.stdout)
+    figures = run_program("overhead", str(options.rounds))
+    if figures is not None and options.out:
+        options.out.write_bytes(figures)
     return 0
 
 
