@@ -4,8 +4,8 @@
 // one number, a sum, and it is handed over like any other word.
 //
 // A launch runs this once, and code that no warp ran just before costs ten to twenty cycles an
-// instruction. So the math warps, which have no chunks, run the same code on nothing, as early as they can: the
-// tensor warps find it in the cache.
+// instruction. So the math warps, which have no chunks, run the same code on nothing, as early as
+// they can: the tensor warps find it in the cache.
 #pragma once
 
 #include "gemm.cuh"
