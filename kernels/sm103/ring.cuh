@@ -84,7 +84,7 @@ class Loader {
 
   // Waits until some tensor warp whose lane wants a stage has room for it, and asks for the next
   // stages of all that have, `bytes` at `source` each. Says whether this lane's was: warps do not
-  // wait for each other.
+  // wait for each other. What is held back counts as a stage without room.
   template <class T>
   MEGATRACE_DEVICE bool load(T& t, bool wanted, const char* source, uint32_t bytes) {
     const uint32_t stage = count_ % kStages, parity = (count_ / kStages) & 1;
