@@ -16,6 +16,7 @@ import pytest
 from megatrace.analysis import Trace, decode
 from megatrace.capture.reader import open_capture
 from megatrace.muse.events import MUSE, PHASES, ROLES
+from megatrace.muse.params import Phase
 from megatrace.muse.program import KERNELS
 from megatrace.schema import Kind
 from tests.sglang_env.place import ENVIRONMENT, sglang_python
@@ -125,6 +126,17 @@ def test_both_forms_have_the_same_spans_and_hand_offs(records: pd.DataFrame) -> 
 def test_a_twins_span_lies_in_the_launch_of_its_name(records: pd.DataFrame) -> None:
     spans = phases(records, TWIN)
     assert (spans.event.astype(str) == spans.kernel.astype(str)).all()
+
+
+def test_weights_are_held_back_while_others_wait_for_words(records: pd.DataFrame) -> None:
+    """The pre-expert projection's, the router's last: until the router's input is here."""
+    fused = records[(records.kernel == "layer") & (records.step == FUSED)]
+    place = ["launch", "block"]
+    asked = fused[(fused.event == "early_weights") & (fused.slot == Phase.ROUTER)]
+    begun = fused[(fused.event == "router") & (fused.warp == 0)]
+    last, first = (of.groupby(place).begin_ns for of in (asked, begun))
+    assert last.size().index.equals(first.size().index)
+    assert (last.max() >= first.min()).all()
 
 
 def test_every_wait_for_a_hand_off_has_a_publish_that_ends_it(records: pd.DataFrame) -> None:
