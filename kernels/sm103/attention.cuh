@@ -270,7 +270,7 @@ MEGATRACE_DEVICE void finish_head_out(const Params& p, const float* merged, cons
 
 // The shares of the warps lie where later the routing is: neither the staged keys, at which
 // tensor warps may still be, nor what the next phase writes are there. So the warps that need
-// not finish an item go on. The math warps, which are early, rehearse a merge of nothing: that
+// not finish an item go on, and nobody routes before every block's heads are merged. The math warps, which are early, rehearse a merge of nothing: that
 // brings the code into the instruction cache.
 template <class T>
 MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
@@ -282,17 +282,17 @@ MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   const uint32_t begin = quotient(items * blockIdx.x, gridDim.x);
   const uint32_t end = quotient(items * blockIdx.x + items, gridDim.x);
   if (begin == end) return;
-  auto span = t.span(ev::attention_merge{});
   const Chunks c = attention_chunks(p, static_cast<uint32_t>(*p.context));
   const uint32_t at_once = min(end - begin, kWorkerWarps), index = quotient(warp, at_once);
   // No more warps an item than ask for all its chunks at once: each share takes time to add up.
   const uint32_t length = c.end - c.first, chunks = quotient(length + c.keys - 1, c.keys);
   const uint32_t team =
       min(quotient(kWorkerWarps, at_once), quotient(chunks + kMergeChunks - 1, kMergeChunks));
+  bool rehearses = warp >= kTensorWarps;
+  auto span = t.span_if(rehearses || index < team, ev::attention_merge{});
   const auto members_sync = [&] { ptx::barrier_sync(kMergeBarrier, at_once * team * 32); };
   Member m = {begin + warp - index * at_once, index, team, c.keys, length};
   float* merged = reinterpret_cast<float*>(&s.routing) + warp * kMergedFloats;
-  bool rehearses = warp >= kTensorWarps;
   uint32_t left = end - begin;
 #pragma unroll 1
   while (rehearses || m.index < team) {

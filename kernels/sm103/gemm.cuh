@@ -45,10 +45,10 @@ struct Dense {
   const uint32_t* in;  // [rows][k / 2] bf16 pairs, handed over
   uint32_t* out;       // [slices(k)][rows][n] fp32
   uint32_t n, k;
-  uint32_t in_heads;  // the input is handed over by heads of a row, as many as this; 0: by rows
-  bool fp32;          // the weights, else bf16
-  Moment moment;      // that they are held back for, but for the first stages of a warp
-  uint32_t at_once;   // as many as this
+  uint32_t in_heads;      // the input is handed over by heads of a row, as many as this; 0: by rows
+  bool fp32;              // the weights, else bf16
+  Moment moment;          // that the weights are held back for,
+  uint32_t first_stages;  // but for so many stages of a warp
   AnySpan span;
   AnyWait wait;        // for the input
   AnyPublish publish;  // of the output
@@ -121,7 +121,7 @@ template <class T>
 MEGATRACE_DEVICE void load_dense(T& t, Loader& loader, const Dense& d) {
   Slabs slabs(d);
   Slab slab;
-  loader.begin(t, d.phase, d.moment, d.at_once);
+  loader.begin(t, d.phase, d.moment, d.first_stages);
 #pragma unroll 1
   while (slabs.next(slab)) {
     const char* source = tile_address(d, slab, loader.warp());

@@ -26,7 +26,7 @@ MEGATRACE_DEVICE Dense projection(Phase phase, const char* weights, const uint32
   d.in_heads = 0;
   d.fp32 = false;
   d.moment = kAnyMoment;
-  d.at_once = 0;
+  d.first_stages = 0;
   d.span = any<AnySpan>(span);
   d.wait = any<AnyWait>(wait);
   d.publish = any<AnyPublish>(publish);
@@ -38,7 +38,7 @@ MEGATRACE_DEVICE Dense o_proj(const Params& p) {
                        p.shape.heads * kHeadDim, ev::o_proj{}, ev::heads_wait{}, ev::o_part{});
   d.in_heads = p.shape.heads;
   d.moment = kKeysHere;
-  d.at_once = 1;
+  d.first_stages = 1;
   return d;
 }
 MEGATRACE_DEVICE Dense router(const Params& p) {
@@ -179,8 +179,8 @@ MEGATRACE_DEVICE bool passes_gate(const Params& p, uint32_t i) {
 
 // What comes between projections, then the projection: in a loop, so that all of them are the
 // same code: what a launch runs must fit the 128 KB of code that an SM keeps from launch to launch
-// (tests/bench/bench_code_cache.py), and what no warp ran just before costs ten to twenty cycles an
-// instruction. The math warps, which have nothing else to do yet, rehearse first of all: one
+// (tests/bench/bench_code_cache.py), and branching code that no warp ran just before costs ten to
+// twenty cycles an instruction, as this kernel's own records say. The math warps, which have nothing else to do yet, rehearse first of all: one
 // a gate, one a projection (turn 0), one the attention.
 template <int NT, class Experts, class Cache, class T>
 MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
@@ -210,7 +210,7 @@ MEGATRACE_DEVICE void make_barriers(Shared& s) {
       ptx::mbar_init(&s.empty[w][i], 1);
     }
   ptx::mbar_init(&s.routed, 1);
-  ptx::mbar_init(&s.moment, 1);
+  for (uint64_t& moment : s.moment) ptx::mbar_init(&moment, 1);
   ptx::mbar_init_fence();
 }
 

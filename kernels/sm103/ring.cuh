@@ -56,14 +56,15 @@ class Loader {
   MEGATRACE_DEVICE explicit Loader(Shared& s)
       : s_(s), warp_(ptx::lane_id() % kTensorWarps), mine_(ptx::lane_id() < kTensorWarps) {}
 
-  // Of this phase, all stages but the first `at_once` are held back until `moment`.
+  // Of this phase, all stages but `first_stages` of a warp are held back until `moment`.
   template <class T>
-  MEGATRACE_DEVICE void begin(T& t, Phase phase, Moment moment = kAnyMoment, uint32_t at_once = 0) {
+  MEGATRACE_DEVICE void begin(T& t, Phase phase, Moment moment = kAnyMoment,
+                              uint32_t first_stages = 0) {
     // Where every record says the high part of its time, the first fill has too many for a line.
     if (phase_ != kPhases || ptx::kSlow) wait_for_launch_before(t);
     phase_ = phase;
     moment_ = moment;
-    held_from_ = count_ + at_once;
+    held_from_ = count_ + first_stages;
     begun_ = false;
   }
 
@@ -111,7 +112,7 @@ class Loader {
 
  private:
   MEGATRACE_DEVICE bool held() const {
-    return moment_ != kAnyMoment && count_ >= held_from_ && !ptx::mbar_test(&s_.moment, moment_);
+    return moment_ != kAnyMoment && count_ >= held_from_ && !ptx::mbar_test(&s_.moment[moment_], 0);
   }
 
   Shared& s_;

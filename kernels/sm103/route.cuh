@@ -174,7 +174,7 @@ MEGATRACE_DEVICE void route(T& t, const Params& p, Shared& s) {
   auto span = t.span_if(chunks.any(), ev::route{});
   chunks.each([&](const Chunk& c) { bring_input(t, p, s, c); });
   chunks.each([&](const Chunk& c) { hand_over_input(t, p, s, c); });
-  // A block without experts comes to the sums with no other barrier.
+  // Before other warps write where a warp has its input.
   if (warp_id() < kTensorWarps) tensor_sync();
 }
 
@@ -217,7 +217,7 @@ template <class T>
 MEGATRACE_DEVICE void bring_experts(T& t, const Params& p, const Shared& s, const Chunk& c,
                                     const uint32_t (&slot)[kSlotsAtOnce],
                                     ExpertWords (&said)[kSlotsAtOnce]) {
-  const uint32_t vectors = p.shape.expert_width / 4, tiles = p.shape.expert_width / 64;
+  const uint32_t vectors = p.shape.expert_width / 4, sum_vectors = p.shape.expert_width / 64;
   const uint32_t lane = ptx::opaque(ptx::lane_id()), first_pair = c.row * p.shape.top_k;
   uint32_t late_slot = 0, late_column = 0;
   poll_words(
@@ -228,11 +228,13 @@ MEGATRACE_DEVICE void bring_experts(T& t, const Params& p, const Shared& s, cons
         for (uint32_t j = 0; j < kSlotsAtOnce; ++j) {
           if (slot[j] == kEmpty) continue;
           const uint32_t pair = first_pair + slot[j];
-          const uint4* squares = reinterpret_cast<const uint4*>(p.handoff.down_sums) + pair * tiles;
+          const uint4* squares =
+              reinterpret_cast<const uint4*>(p.handoff.down_sums) + pair * sum_vectors;
           said[j].words = load_words(pair_row(p.handoff.down, pair, vectors) + c.vector);
 #pragma unroll
           for (uint32_t i = 0; i < 2; ++i)
-            if (lane + 32 * i < tiles) said[j].squares[i] = load_words(squares + lane + 32 * i);
+            if (lane + 32 * i < sum_vectors)
+              said[j].squares[i] = load_words(squares + lane + 32 * i);
         }
 #pragma unroll
         for (uint32_t j = 0; j < kSlotsAtOnce; ++j) {
@@ -242,7 +244,9 @@ MEGATRACE_DEVICE void bring_experts(T& t, const Params& p, const Shared& s, cons
           if (words && low && largest(said[j].squares[1]) != kEmpty) continue;
           here = false;
           late_slot = slot[j];
-          late_column = words ? (lane + (low ? 32 : 0)) * 64 : c.vector * 4;
+          const uint32_t tile =
+              low ? 128 + first_empty(said[j].squares[1]) : first_empty(said[j].squares[0]);
+          late_column = words ? (lane * 4 + tile) * 16 : c.vector * 4;
         }
         return here;
       },

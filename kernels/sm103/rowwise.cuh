@@ -3,8 +3,8 @@
 // all rows are the units that blocks share. What a row's chunks must know of each other is
 // one number, a sum, and it is handed over like any other word.
 //
-// A launch runs this once, and code that no warp ran just before costs ten to twenty cycles an
-// instruction. So the math warps, which have no chunks, run the same code on nothing, as early as
+// A launch runs this once, and branching code that no warp ran just before costs ten to twenty
+// cycles an instruction, as this kernel's own records say. So the math warps, which have no chunks, run the same code on nothing, as early as
 // they can: the tensor warps find it in the cache.
 #pragma once
 
@@ -23,6 +23,9 @@ MEGATRACE_DEVICE uint2 load_words(const uint2* p) {
 // kEmpty where some word is.
 MEGATRACE_DEVICE uint32_t largest(const uint4& w) { return max(max(w.x, w.y), max(w.z, w.w)); }
 MEGATRACE_DEVICE uint32_t largest(const uint2& w) { return max(w.x, w.y); }
+MEGATRACE_DEVICE uint32_t first_empty(const uint4& w) {
+  return w.x == kEmpty ? 0 : w.y == kEmpty ? 1 : w.z == kEmpty ? 2 : 3;
+}
 // Of pack() or received: never kEmpty.
 MEGATRACE_DEVICE void put(uint2* p, uint2 w) {
   ptx::store_relaxed(reinterpret_cast<uint64_t*>(p), uint64_t{w.y} << 32 | w.x);
@@ -166,18 +169,11 @@ MEGATRACE_DEVICE void poll_rows(T& t, Wait wait, const Sources<Words, kRows>& fr
       [&] { return producer(max(missing, 1u) - 1); });
 }
 
-// A row that need not be polled, if there is one.
-struct NoRow {
-  MEGATRACE_DEVICE bool is(uint32_t) const { return false; }
-  template <class Words>
-  MEGATRACE_DEVICE void take(Words&) const {}
-};
-
 // Sums rows 0.. of words in that order, kDepth of them at a time. `at(row)` is where the lane's
 // words are, `producer(row)` names who owes them; nothing is `wanted` of a lane without a vector.
-template <uint32_t kDepth, class Words, class T, class Wait, class At, class Producer, class Held>
+template <uint32_t kDepth, class Words, class T, class Wait, class At, class Producer>
 MEGATRACE_DEVICE float4 sum_rows(T& t, Wait wait, bool wanted, uint32_t rows, At&& at,
-                                 Producer&& producer, const Held& held) {
+                                 Producer&& producer) {
   float4 sum = zeros();
 #pragma unroll 1
   for (uint32_t row = 0; row < rows; row += kDepth) {
@@ -186,8 +182,7 @@ MEGATRACE_DEVICE float4 sum_rows(T& t, Wait wait, bool wanted, uint32_t rows, At
 #pragma unroll
     for (uint32_t j = 0; j < kDepth; ++j) {
       from.at[j] = at(row + j);
-      from.wanted[j] = wanted && row + j < rows && !held.is(row + j);
-      if (held.is(row + j)) held.take(words[j]);
+      from.wanted[j] = wanted && row + j < rows;
     }
     poll_rows(t, wait, from, words, [&](uint32_t j) { return producer(row + j); });
 #pragma unroll
@@ -214,8 +209,7 @@ MEGATRACE_DEVICE float4 sum_slices(T& t, Wait wait, const Params& p, const Parts
       // n, but not before the part is known, or the division begins ahead of the loop.
       [&](uint32_t part) {
         return dense_producer(parts.k, parts.n + zero_after(part), part, vector * 4);
-      },
-      NoRow{});
+      });
 }
 
 // -- sums over a row -------------------------------------------------------------------

@@ -42,17 +42,6 @@ struct Routing {
   Group group[kMaxPairs];
 };
 
-struct Shared {
-  alignas(128) char ring[kTensorWarps][kStages][kStageBytes];
-  // Whatever the phase at hand needs: activations, sums over warps, keys and values.
-  alignas(128) char work[kWorkBytes];
-  uint64_t full[kTensorWarps][kStages], empty[kTensorWarps][kStages];
-  uint64_t routed;                      // `routing` is there, one arrival a launch
-  uint64_t moment;                      // the moments of a launch, one arrival each
-  alignas(16) uint32_t ids[kMaxPairs];  // of the step's pairs
-  Routing routing;
-};
-
 // Moments that weights are held back for: a ring that fills takes all of the memory's rate, and
 // whoever waits for a word of another block then waits for that too.
 enum Moment : uint32_t {
@@ -61,13 +50,24 @@ enum Moment : uint32_t {
   kAnyMoment,
 };
 
+struct Shared {
+  alignas(128) char ring[kTensorWarps][kStages][kStageBytes];
+  // Whatever the phase at hand needs: activations, sums over warps, keys and values.
+  alignas(128) char work[kWorkBytes];
+  uint64_t full[kTensorWarps][kStages], empty[kTensorWarps][kStages];
+  uint64_t moment[kAnyMoment];          // that it is there, one arrival a launch
+  uint64_t routed;                      // `routing` is there, one arrival a launch
+  alignas(16) uint32_t ids[kMaxPairs];  // of the step's pairs
+  Routing routing;
+};
+
 MEGATRACE_DEVICE uint32_t warp_id() { return threadIdx.x >> 5; }
 MEGATRACE_DEVICE void workers_sync() { ptx::barrier_sync(kWorkersBarrier, kWorkers); }
 MEGATRACE_DEVICE void tensor_sync() { ptx::barrier_sync(kTensorBarrier, kTensorWarps * 32); }
 
-// Tensor warps say that this moment, the next one, is there.
-MEGATRACE_DEVICE void reach(Shared& s, Moment) {
-  if (threadIdx.x == 0) ptx::mbar_arrive(&s.moment);
+// The first tensor warp says that this moment is there.
+MEGATRACE_DEVICE void reach(Shared& s, Moment moment) {
+  if (threadIdx.x == 0) ptx::mbar_arrive(&s.moment[moment]);
 }
 
 // The block that chooses a row's experts.

@@ -161,6 +161,7 @@ class Setup:
 
 def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:
     """Figures of one number of rows."""
+    torch.manual_seed(0)
     build = Build.here(options.experts, cache=options.cache)
     setup = Setup.make(options.layers, rows, options.context, build)
     engine = setup.engine
@@ -316,7 +317,11 @@ def main() -> int:
     parser.add_argument("--experts", choices=("nvfp4", "bf16"), default="nvfp4")
     parser.add_argument("--cache", choices=("bf16", "e4m3"), default="bf16")
     parser.add_argument(
-        "--against", type=Path, nargs="+", default=[], help="folders of other kernels"
+        "--against",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="folders of other kernels, whose hand-offs are no larger",
     )
     parser.add_argument("--phases", action="store_true")
     parser.add_argument("--levels", action="store_true")

@@ -23,6 +23,8 @@ EXPERTS = {"sm_90a": (1, "BitLayout"), "sm_103a": (2, "NativeLayout")}
 """NVFP4 as each chip takes it: MUSE_EXPERTS, and its type."""
 CACHES = {"bf16": "Bf16Cache", "e4m3": "E4m3Cache"}
 """Keys and values as MUSE_KV numbers them, and their types."""
+KEPT_BYTES, INSTRUCTION_BYTES = 128 * 1024, 16
+"""Code that an SM keeps from launch to launch, as tests/bench/bench_code_cache.py finds."""
 TILES = ("Li1E", "Li2E")
 """In the mangled names: steps of up to 8 rows, and of up to 16."""
 # Slow ones first, so that two compilers end at nearly the same time.
@@ -182,6 +184,15 @@ def test_off_is_byte_identical_to_the_source_without_a_tracer(
     assert off.usages == plain.usages
     assert off.code == plain.code
     assert off.texts == plain.texts
+
+
+def test_what_a_launch_runs_fits_the_code_that_an_sm_keeps(
+    builds: Builds, arch: str, cache: str
+) -> None:
+    for code in builds[arch, "off", cache].code:
+        # Behind it all stands what would bring parted lanes together: none ever parts.
+        opcodes = [instruction.opcode for instruction in code]
+        assert opcodes.index("WARPSYNC.COLLECTIVE") * INSTRUCTION_BYTES <= KEPT_BYTES
 
 
 @pytest.mark.parametrize("level", ["counters", "timeline"])

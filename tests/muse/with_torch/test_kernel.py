@@ -49,7 +49,7 @@ WIDE = replace(
 """Every projection has a whole slice of columns and a part of one, gate and up rows two stages."""
 DEEP = replace(SMALL, experts=48, expert_inner=1088)
 """Down rows have two stages; experts are no multiple of a warp."""
-LONG = replace(SMALL, positions=1024)
+LONG = replace(SMALL, positions=4096)
 FORMS: tuple[Form, ...] = ("fused", "twin")
 NAMES = {id(SMALL): "small", id(WIDE): "wide", id(DEEP): "deep", id(LONG): "long"}
 
@@ -101,6 +101,9 @@ SETTINGS = (
     Setting(16, 49, rank=1, ranks=2),
     # More stages of keys than a block holds at once.
     Setting(9, 700, layer=1, blocks=2, model=LONG),
+    # Items of the merge that two warps share, and three: more than 16 chunks of keys, than 32.
+    Setting(9, 1150, layer=1, rank=3, ranks=4, blocks=18, model=LONG),
+    Setting(3, 2200, layer=1, rank=3, ranks=4, blocks=36, model=LONG),
     # Several slices and stages.
     Setting(1, 100, model=WIDE, blocks=5),
     Setting(9, 70, model=WIDE, layer=1),
