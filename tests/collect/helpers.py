@@ -77,6 +77,12 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stderr.read()
 
 
+def said_so_far(process: subprocess.Popen[str]) -> Iterator[str]:
+    """The recorder's lines, one by one as it says them; ends with it."""
+    assert process.stderr is not None
+    return iter(process.stderr.readline, "")
+
+
 def printed(process: subprocess.Popen[str]) -> str:
     """What it printed on stdout."""
     assert process.stdout is not None

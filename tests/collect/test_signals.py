@@ -25,7 +25,7 @@ from tests.collect.helpers import (
     environment,
     printed,
     recording,
-    said,
+    said_so_far,
     sessions_left,
     wait_until,
 )
@@ -91,11 +91,10 @@ def test_a_child_that_stays_gets_its_file_finished_and_is_waited_for(
         process.send_signal(signal.SIGTERM)
         wait_until(output.exists, "the file is finished")
         assert time.monotonic() - begin < 9
+        assert any("waiting for logger" in line for line in said_so_far(process))
         assert process.poll() is None
-        pid = child_pid(process)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(child_pid(process), signal.SIGKILL)
         assert process.wait(LIMIT_S) == 137
-        assert "waiting for logger" in said(process)
 
 
 def test_a_second_signal_abandons_the_drain_and_still_finishes_the_file(
