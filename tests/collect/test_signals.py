@@ -91,9 +91,10 @@ def test_a_child_that_stays_gets_its_file_finished_and_is_waited_for(
         process.send_signal(signal.SIGTERM)
         wait_until(output.exists, "the file is finished")
         assert time.monotonic() - begin < 9
+        pid = child_pid(process)
         assert any("waiting for logger" in line for line in said_so_far(process))
         assert process.poll() is None
-        os.kill(child_pid(process), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert process.wait(LIMIT_S) == 137
 
 
