@@ -270,8 +270,9 @@ MEGATRACE_DEVICE void finish_head_out(const Params& p, const float* merged, cons
 
 // The shares of the warps lie where later the routing is: neither the staged keys, at which
 // tensor warps may still be, nor what the next phase writes are there. So the warps that need
-// not finish an item go on, and nobody routes before every block's heads are merged. The math warps, which are early, rehearse a merge of nothing: that
-// brings the code into the instruction cache.
+// not finish an item go on, and nobody routes before every block's heads are merged. The math
+// warps, which are early, rehearse a merge of nothing: that brings the code into the instruction
+// cache.
 template <class T>
 MEGATRACE_DEVICE void attention_merge(T& t, const Params& p, Shared& s) {
   constexpr uint32_t kWorkerWarps = kWorkers / 32;

@@ -12,8 +12,8 @@ enum ExchangeId : uint32_t { kAttnReduce, kExpertReduce, kPreGather, kPostGather
 
 MEGATRACE_DEVICE uint32_t peer_slot(ExchangeId id, uint32_t row) { return id * kMaxRows + row; }
 
-// Sends a vector of a lane that has one to all other ranks, the first one first: real peers will want
-// an order of their own each.
+// Sends a vector of a lane that has one to all other ranks, the first one first: real peers will
+// want an order of their own each.
 template <class T>
 MEGATRACE_DEVICE void send(T& t, const Params& p, const Exchange& e, ExchangeId id, uint32_t row,
                            uint32_t vector, bool mine, uint2 words) {

@@ -180,8 +180,9 @@ MEGATRACE_DEVICE bool passes_gate(const Params& p, uint32_t i) {
 // What comes between projections, then the projection: in a loop, so that all of them are the
 // same code: what a launch runs must fit the 128 KB of code that an SM keeps from launch to launch
 // (tests/bench/bench_code_cache.py), and branching code that no warp ran just before costs ten to
-// twenty cycles an instruction, as this kernel's own records say. The math warps, which have nothing else to do yet, rehearse first of all: one
-// a gate, one a projection (turn 0), one the attention.
+// twenty cycles an instruction, as this kernel's own records say. The math warps, which have
+// nothing else to do yet, rehearse first of all: one a gate, one a projection (turn 0), one the
+// attention.
 template <int NT, class Experts, class Cache, class T>
 MEGATRACE_DEVICE void work(T& t, const Params& p, Shared& s) {
   Stages stages(s);

@@ -4,8 +4,8 @@
 // one number, a sum, and it is handed over like any other word.
 //
 // A launch runs this once, and branching code that no warp ran just before costs ten to twenty
-// cycles an instruction, as this kernel's own records say. So the math warps, which have no chunks, run the same code on nothing, as early as
-// they can: the tensor warps find it in the cache.
+// cycles an instruction, as this kernel's own records say. So the math warps, which have no chunks,
+// run the same code on nothing, as early as they can: the tensor warps find it in the cache.
 #pragma once
 
 #include "gemm.cuh"

@@ -2,11 +2,11 @@
 // state is in shared memory. A kernel asks for it by naming its warps:
 // Tracer<L, D, Head::early, 12>. It is of the device build only.
 //
-// An SM keeps 128 KB of code from launch to launch (tests/bench/bench_code_cache.py, an H200), and a
-// large kernel with records in line is larger: out of no cache, an instruction in line costs more
-// than twenty in a function that some warp ran just before. A record is three or four instructions
-// in line, a wait that does not block one more than in a kernel without a tracer. No register is
-// held from call to call.
+// An SM keeps 128 KB of code from launch to launch (an H200: tests/bench/bench_code_cache.py), and
+// a large kernel with all its records in line is larger. One instruction in line that is not kept
+// costs more than twenty in a function that some warp ran just before. A record is three or four
+// instructions in line, a wait that does not block one more than in a kernel without a tracer. No
+// register is held from call to call.
 //
 // All lanes compute the same and store the same; only a line's words are a lane's own.
 #pragma once

@@ -55,8 +55,10 @@ def late_peers(case: Case, seed: int) -> Iterator[None]:
         words.fill_(EMPTY - (1 << 32))
     thread = threading.Thread(target=come)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @pytest.mark.parametrize("form", ["fused", "twin"])
