@@ -10,6 +10,7 @@ namespace ev = megatrace::events::muse;
 }
 
 #include "layer.cuh"
+#include "step.cuh"
 
 namespace muse {
 

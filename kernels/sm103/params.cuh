@@ -146,6 +146,37 @@ struct Params {
   uint32_t unused;
 };
 
+// Whole numbers of somebody else's tensor, four or eight bytes each.
+struct Integers {
+  const void* at;  // null: there are none
+  uint32_t bytes;
+  uint32_t count;
+};
+
+// What begin_step() reads in a framework's own tensors, and what it makes of it for the launches
+// of the layers.
+struct StepInputs {
+  Integers tokens, positions, slots;  // [rows]; slots: in the pool of layers without a window
+  Integers request;                   // one: the row of `table`
+  Integers to_sliding;                // slot -> slot of the pool of sliding layers
+  const int32_t* table;               // [requests][width], position -> slot
+  int32_t* to_tokens;                 // [rows], Params::tokens
+  int32_t* context;                   // Params::context
+  int32_t* full;                      // [width], KvCache::slots
+  int32_t* sliding;                   // the same of sliding layers, or null
+  uint32_t rows, width, requests, unused;
+};
+
+// What end_step() makes of the stream: the input of the model's head.
+struct StepOutput {
+  const float* stream;  // [rows][H]
+  const float* gain;    // [H]
+  uint16_t* normed;     // [rows][H] bf16(bf16(S) / rms(bf16(S)) gain)
+  uint32_t rows, hidden;
+  float eps;
+  uint32_t unused;
+};
+
 // A slice of a projection's columns: 128 for each of eight tensor warps.
 constexpr uint32_t kSlice = 1024, kWarpColumns = 128;
 

@@ -2,6 +2,7 @@
 // the C functions at the end (megatrace/muse/program.py).
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -73,6 +74,21 @@ class Program {
   bool captured_ = false;
 };
 
+// Warps of a block that shares `items` out, at most kEndThreads / 32, in threads.
+inline uint32_t end_threads(uint32_t items) {
+  return std::min(kEndThreads, (items + 31) / 32 * 32);
+}
+
+inline void begin(const StepInputs& in, void* stream) {
+  const uint32_t blocks = std::min(kBeginBlocks, (in.width + kEndThreads - 1) / kEndThreads);
+  megatrace::launch_one(stream, begin_step, dim3(blocks), end_threads(in.width), 0, in);
+}
+
+inline void end(const StepOutput& out, void* stream) {
+  megatrace::launch_one(stream, end_step, dim3(out.rows), end_threads(out.hidden / 4),
+                        kEndThreads / 32 * sizeof(float), out);
+}
+
 }  // namespace muse
 
 extern "C" {
@@ -93,6 +109,13 @@ int muse_replay(muse::Program* program) {
 int muse_launch(muse::Program* program, void* stream) {
   megatrace::Chain& chain = program->chain();
   return megatrace::guarded([&] { chain.launch(static_cast<decltype(chain.stream())>(stream)); });
+}
+// What comes before a step's launches and after them, into `stream`.
+int muse_begin(const muse::StepInputs* in, void* stream) {
+  return megatrace::guarded([&] { muse::begin(*in, stream); });
+}
+int muse_end(const muse::StepOutput* out, void* stream) {
+  return megatrace::guarded([&] { muse::end(*out, stream); });
 }
 int muse_synchronize(muse::Program* program) {
   return megatrace::guarded([&] { program->chain().synchronize(); });

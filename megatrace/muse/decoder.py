@@ -2,7 +2,7 @@
 
 ::
 
-    decoder = Decoder(engine, build, pools, taps=(1, 4), trace=agent.params)
+    decoder = Decoder(engine, build, tables, taps=(1, 4), trace=agent.params)
     stream = decoder.step(tokens, positions, request, slots)     # may be captured
     stream, decoder.tapped
 
@@ -21,6 +21,7 @@ import torch
 from megatrace.agent.memory import TraceParams
 from megatrace.errors import UsageError
 from megatrace.muse.config import LayerKind
+from megatrace.muse.ends import StepEnds
 from megatrace.muse.engine import Cache, Engine
 from megatrace.muse.plan import ExpertKind
 from megatrace.muse.program import Build, Program
@@ -51,21 +52,13 @@ class Pools:
 
 
 class SlotTables:
-    """The slot of every position of the request in progress, in each pool."""
+    """The slot of every position of the request in progress, in each pool, as steps fill it."""
 
     def __init__(self, pools: Pools) -> None:
-        self._table, self._to_sliding = pools.table, pools.to_sliding
+        self.table, self.to_sliding = pools.table, pools.to_sliding
         positions, device = pools.table.shape[1], pools.table.device
         self.full = torch.zeros(positions, dtype=torch.int32, device=device)
-        self.sliding = torch.zeros_like(self.full) if self._to_sliding is not None else self.full
-
-    def fill(self, request: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Take the row ``request`` [1] of the table; ``slots`` are those of ``positions``."""
-        self.full.copy_(self._table.index_select(0, request)[0])
-        # A row of the table may be written after the step that its new slots are for.
-        self.full.index_copy_(0, positions, slots.to(torch.int32))
-        if self._to_sliding is not None:
-            self.sliding.copy_(self._to_sliding.index_select(0, self.full))
+        self.sliding = torch.zeros_like(self.full) if self.to_sliding is not None else self.full
 
 
 def pool_caches(
@@ -97,20 +90,30 @@ class Decoder:
         tables: SlotTables,
         *,
         taps: Sequence[int] = (),
+        final_gain: torch.Tensor | None = None,
         trace: TraceParams | None = None,
     ) -> None:
         """``taps`` are layers whose output is wanted, ascending; ``trace`` the tracer's memory.
 
-        What ``build`` says of the cache gives way to what the engine has.
+        ``final_gain``: fp32 [hidden], of the norm before the head, where ``normed`` is wanted.
+        What ``build`` says of the cache gives way to what the engine has. Raises UsageError where
+        a tensor is not what the kernels read, BuildError where they cannot be built.
         """
         if engine.embedding is None:
             raise UsageError("a step begins with the embedding, the engine has none")
-        self._engine, self._build, self._tables = engine, build, tables
-        self._trace = trace
+        self._engine, self._build, self._trace = engine, build, trace
         self._programs: dict[int, list[Program]] = {}
         self.taps = tuple(taps)
         self.tapped = engine.tap_side_by_side(taps) if taps else None
         """bf16 [max rows, taps * hidden]: bf16(stream) after each tapped layer."""
+        self._ends = StepEnds(
+            self._build_of(engine.layers[0].kind).library(),
+            engine,
+            *(tables.table, tables.to_sliding, tables.full, tables.sliding),
+            final_gain,
+        )
+        self.normed = self._ends.normed
+        """bf16 [max rows, hidden]: the norm before the head, of bf16(stream)."""
         engine.empty()
 
     def step(
@@ -122,19 +125,19 @@ class Decoder:
     ) -> torch.Tensor:
         """The residual stream fp32 [rows, hidden] after all layers, valid until the next step.
 
-        ``tokens``, ``positions`` (ascending) and ``slots`` (of the full pool) are of each row,
-        ``request`` [1] is the row of the pools' table. The first step of a number of rows
-        allocates and must not be captured.
+        ``tokens``, ``positions`` (one after the other) and ``slots`` (of the full pool) are of
+        each row, ``request`` [1] is the row of the pools' table; int32 or int64, contiguous. A row
+        of the table may be written after the step that its new slots are for. The first step of
+        a number of rows allocates and must not be captured.
         """
         rows, engine = tokens.shape[0], self._engine
         if rows not in self._programs:
             self._programs[rows] = self._compose(rows)
-        engine.tokens[:rows].copy_(tokens)
-        engine.context.copy_(positions[:1])
-        self._tables.fill(request, positions, slots)
         stream = torch.cuda.current_stream().cuda_stream if engine.stream.is_cuda else 0
+        self._ends.begin(tokens, positions, request, slots, stream)
         for program in self._programs[rows]:
             program.launch(stream)
+        self._ends.end(rows, stream)
         return engine.stream[:rows]
 
     def close(self) -> None:
@@ -153,9 +156,23 @@ class Decoder:
         return [
             Program(
                 [launch for _, launch in stretch],
-                replace(self._build(kind), cache=engine.cache_kind),
+                self._build_of(kind),
                 blocks=engine.blocks,
                 trace=self._trace,
             )
             for kind, stretch in groupby(pairs, key=lambda pair: pair[0])
         ]
+
+    def _build_of(self, kind: ExpertKind) -> Build:
+        return replace(self._build(kind), cache=self._engine.cache_kind)
+
+
+def lent(every: torch.Tensor | None, rows: int) -> torch.Tensor | None:
+    """The first ``rows`` rows, which the next step overwrites.
+
+    As what a graph returns is by its next replay; an eager caller may still hold the last ones.
+    """
+    if every is None:
+        return None
+    captured = every.is_cuda and torch.cuda.is_current_stream_capturing()
+    return every[:rows] if captured else every[:rows].clone()

@@ -113,6 +113,33 @@ class Params(ctypes.Structure):
     ]
 
 
+class Integers(ctypes.Structure):
+    """Whole numbers of somebody else's tensor."""
+
+    _fields_: ClassVar[list[_Field]] = [("at", _pointer), *_fields(_u32, "bytes count")]
+
+
+class StepInputs(ctypes.Structure):
+    """What a step begins with, in a framework's tensors, and where its launches read it."""
+
+    _fields_: ClassVar[list[_Field]] = [
+        *_fields(Integers, "tokens positions slots request to_sliding"),
+        *_fields(_pointer, "table to_tokens context full sliding"),
+        *_fields(_u32, "rows width requests unused"),
+    ]
+
+
+class StepOutput(ctypes.Structure):
+    """The residual stream, and where the input of the model's head is made of it."""
+
+    _fields_: ClassVar[list[_Field]] = [
+        *_fields(_pointer, "stream gain normed"),
+        *_fields(_u32, "rows hidden"),
+        ("eps", _f32),
+        ("unused", _u32),
+    ]
+
+
 def make_shape(model: MuseConfig, rank: RankShape, rows: int, max_splits: int) -> Shape:
     """The ``Shape`` of a step of ``rows`` rows; raises UsageError where there are too many."""
     model.check_rows(rows)

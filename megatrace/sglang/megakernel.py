@@ -18,7 +18,7 @@ from megatrace.errors import MegatraceError
 from megatrace.jit import HOST
 from megatrace.jit.build import CACHE_ENV
 from megatrace.muse.config import MuseConfig
-from megatrace.muse.decoder import Decoder, Pools, SlotTables, pool_caches
+from megatrace.muse.decoder import Decoder, Pools, SlotTables, lent, pool_caches
 from megatrace.muse.engine import Engine
 from megatrace.muse.events import MUSE, ROLES
 from megatrace.muse.layout import TARGET_LAYOUT
@@ -128,15 +128,13 @@ class MuseMegakernel:
         **_kwargs: Any,
     ) -> Any:
         """Run ``step``; SGLang's own head makes logits of it, and packs the taps for a draft."""
-        decoder, text = self._decoder_over(step.view.kv_pool.pool), self._text
-        stream = decoder.step(
+        decoder = self._decoder_over(step.view.kv_pool.pool)
+        decoder.step(
             input_ids, positions, forward_batch.req_pool_indices[:1], forward_batch.out_cache_loc
         )
-        hidden = text.norm(stream.to(text.operator_dtype)).to(text.operator_dtype)
-        # The next step overwrites the taps, and an eager caller may still hold the last ones.
-        taps = None if decoder.tapped is None else decoder.tapped[: step.rows].clone()
+        normed, taps = (lent(t, step.rows) for t in (decoder.normed, decoder.tapped))
         model = self._model
-        return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch, taps)
+        return model.logits_processor(input_ids, normed, model.lm_head, forward_batch, taps)
 
     def _pack(self) -> list[PackedLayer]:
         """All layers; where one copy is wanted, SGLang's experts are given up one by one."""
@@ -166,6 +164,7 @@ class MuseMegakernel:
                 lambda kind: self._build_of(kind, level),
                 self._over[1],
                 taps=sorted(self._text.layers_to_capture) if tapped else (),
+                final_gain=muse_model.final_gain(self._text),
                 trace=None if level == "off" else self._trace,
             )
         return decoder

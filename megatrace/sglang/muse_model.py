@@ -115,6 +115,11 @@ def rope_of(layer: Any) -> Any | None:
     return None if rotary is None else rotary.cos_sin_cache
 
 
+def final_gain(text: Any) -> Any:
+    """Fp32 [hidden]: what the norm before the head multiplies by, center included."""
+    return text.norm._get_effective_weight().detach().float().contiguous()
+
+
 def keep_nvfp4(original: Callable[..., Any], method: Any, module: Any) -> Any:
     """AROUND ``process_weights_after_loading(module)`` of the NVFP4 experts."""
     backend = getattr(method, "_moe_runner_backend", None)

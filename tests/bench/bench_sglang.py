@@ -1,18 +1,19 @@
 """Step time of a recorded SGLang server against the same server unrecorded.
 
     python -m tests.bench.bench_sglang [--model-path SLICE/target --draft-path SLICE/draft] \
-        [--rounds 40] [-o figures.json] [--json] [-- MORE SERVER ARGUMENTS]
+        [--measure-s 60] [-o figures.json] [--json] [-- MORE SERVER ARGUMENTS]
 
-Two servers on one host differ by more than recording costs, so it is one: under ``megatrace
-record`` with its defaults, and a plugin of this bench (site/megatrace_bench_hooks.py) takes
-megatrace's hooks of every step out of its scheduler and puts them back. While they are out the
-recorder is stopped too (SIGSTOP). A round asks the same greedy request of the server recorded,
-plain, and plain again, there and back. Prints wall time a step (a verify, or a token where nothing
-is drafted), the ratio of recorded to plain with the 95 % interval of its mean, and the same of
-plain to plain again (A/A).
+Two servers on one host differ by more than recording costs, and so do two requests to one: so it
+is one server, and turns of a few steps inside of a request. Under ``megatrace record`` with its
+defaults, a plugin of this bench (site/megatrace_bench_hooks.py) takes megatrace's hooks of every
+step out of the scheduler and puts them back: recorded, plain, plain again, there and back. While
+they are out the recorder is stopped too (SIGSTOP). A step lasts from the begin of its
+``Scheduler.run_batch`` to the next one's. Prints the ratio of recorded to plain, turns side by
+side, with the 95 % interval of its mean, and the same of plain to plain again (A/A): of the
+median step of a turn, and of its mean step, which has the host's interruptions in it.
 
 Plain is without hooks of the host, not without a traced kernel: the ratio says nothing of a
-megakernel. Of several schedulers (tensor parallel) only the first to answer is waited for.
+megakernel. Of several schedulers (tensor parallel) only the first is looked at.
 
 Without a GPU it serves a tiny model on the CPU: that shows that it works, no figures.
 """
@@ -21,59 +22,69 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
+import struct
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from megatrace.jit.compilers import gpu_chip
 from megatrace.paths import SHARED_MEMORY
 from tests.bench.recorded_server import Server, end_of, parsed, parser_of, recorded_server, say
+from tests.bench.site.megatrace_bench_hooks import AGAIN, ORDER, PLAIN, RECORDED
 
-RECORDED, PLAIN, AGAIN = "recorded", "plain", "plain again"
-CASES = (RECORDED, PLAIN, AGAIN)
-BARE, HOOKED = range(2)
-SETTLE_S = 5.0
+SETTLE = 3
+"""Steps of a turn that its beginning may still be felt in."""
 T_95 = 1.96
+Cycle = list[list[int]]
+"""Lengths of the steps of each of ORDER's turns, in ns."""
 
 
 class Switched:
-    """A recorded server whose hooks and recorder can be taken away."""
+    """A recorded server whose hooks and recorder take turns."""
 
-    def __init__(self, server: Server, page: Path, log: Path) -> None:
+    def __init__(self, server: Server, page: Path, seen: Path, log: Path) -> None:
         self._server, self._log = server, log
         self._page = page.open("r+b", buffering=0)
+        self._seen = seen.open()
+
+    def turns(self, wanted: bool) -> None:
+        """From the next step on."""
+        self._page.seek(0)
+        self._page.write(struct.pack("ii", wanted, self._server.recorder.pid))
 
     def wake(self) -> None:
         """Let the recorder go on: a stopped one would not end."""
+        self.turns(False)
         self._server.recorder.send_signal(signal.SIGCONT)
 
-    def hook(self, wanted: int) -> None:
-        """Take the hooks out or put them back; nothing may be asked meanwhile."""
-        self._server.recorder.send_signal(signal.SIGCONT if wanted == HOOKED else signal.SIGSTOP)
-        self._page.seek(0)
-        self._page.write(bytes((wanted,)))
-        until = time.monotonic() + SETTLE_S
-        while self._at(1) != wanted:
-            if time.monotonic() > until:
-                raise SystemExit(f"the plugin of this bench does not answer\n{end_of(self._log)}")
-            time.sleep(0.005)
+    def cycles(self, tokens: int) -> list[Cycle]:
+        """The whole cycles of one request, but for the first, which has its prefill."""
+        self.turns(True)
+        self._server.ask(tokens)
+        self.turns(False)
+        self._server.ask(2)
+        lines = self._seen.readlines()
+        if not lines:
+            raise SystemExit(f"the plugin of this bench has seen no step\n{end_of(self._log)}")
+        return _cycles(json.loads(lines[-1]))[1:]
 
-    def step_us(self, case: str, tokens: int, warm: int) -> float:
-        """Wall time a step of one request."""
-        self.hook(HOOKED if case == RECORDED else BARE)
-        self._server.ask(warm)
-        dur_s, meta = self._server.ask(tokens)
-        steps = meta.get("spec_verify_ct") or meta["completion_tokens"] - 1
-        return 1e6 * dur_s / steps
 
-    def _at(self, index: int) -> int:
-        self._page.seek(index)
-        return self._page.read(1)[0]
+def _cycles(begun: Sequence[tuple[int, int]]) -> list[Cycle]:
+    turns: dict[int, list[int]] = {}
+    for (turn, ns), (next_turn, next_ns) in pairwise(begun):
+        # The last of a turn ends in the next one's hooks.
+        if turn == next_turn:
+            turns.setdefault(turn, []).append(next_ns - ns)
+    lasted = [turns[turn][SETTLE:] for turn in sorted(turns)]
+    whole = len(lasted) // len(ORDER)
+    return [lasted[i * len(ORDER) : (i + 1) * len(ORDER)] for i in range(whole)]
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
@@ -87,36 +98,58 @@ def interval(ratios: Sequence[float]) -> dict[str, float]:
     }
 
 
+def figures(cycles: Sequence[Cycle]) -> dict[str, Any]:
+    """Ratios of the cycles' turns, of their median and of their mean steps."""
+
+    def of(case: int, cycle: Cycle, middle: Callable[[list[int]], float]) -> float:
+        steps = (turn for turn, which in zip(cycle, ORDER, strict=True) if which == case)
+        return statistics.fmean(middle(turn) for turn in steps)
+
+    result: dict[str, Any] = {"cycles": len(cycles)}
+    for name, middle in (("median", statistics.median), ("mean", statistics.fmean)):
+        ns = [[of(case, c, middle) for case in (RECORDED, PLAIN, AGAIN)] for c in cycles]
+        result[name] = {
+            "plain_step_us": statistics.median((plain + again) / 2e3 for _, plain, again in ns),
+            "recorded_over_plain": interval([2 * r / (p + a) for r, p, a in ns]),
+            "plain_over_plain": interval([plain / again for _, plain, again in ns]),
+        }
+    return result
+
+
 def measure(server: Switched, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of the rounds that ``--measure-s`` allows, at least two."""
-    for case in CASES:
-        server.step_us(case, options.tokens, options.warm)
-    rounds: list[dict[str, float]] = []
+    """The figures of the requests that ``--measure-s`` allows, at least one."""
+    cycles: list[Cycle] = []
     until = time.monotonic() + options.measure_s
-    while len(rounds) < options.rounds and (time.monotonic() < until or len(rounds) < 2):
-        us = dict.fromkeys(CASES, 0.0)
-        for case in (*CASES, *reversed(CASES)):
-            us[case] += server.step_us(case, options.tokens, options.warm) / 2
-        rounds.append(us)
-        say(f"round {len(rounds)}: " + ", ".join(f"{k} {v:.0f} us a step" for k, v in us.items()))
-    return {
-        "rounds": len(rounds),
-        "tokens": options.tokens,
-        "step_us": {case: statistics.median(us[case] for us in rounds) for case in CASES},
-        "recorded_over_plain": interval(
-            [2 * us[RECORDED] / (us[PLAIN] + us[AGAIN]) for us in rounds]
-        ),
-        "plain_over_plain": interval([us[PLAIN] / us[AGAIN] for us in rounds]),
-    }
+    while time.monotonic() < until or not cycles:
+        cycles += server.cycles(options.tokens)
+        if len(cycles) < 2:
+            raise SystemExit("--tokens: a request has to last three rounds of turns")
+        here = figures(cycles)["median"]["recorded_over_plain"]
+        say("{} cycles: {low_pct:+.2f} to {high_pct:+.2f} %".format(len(cycles), **here))
+    return {"tokens": options.tokens, **figures(cycles)}
 
 
 def arguments() -> argparse.Namespace:
     on_gpu = gpu_chip() is not None
     parser = parser_of(__doc__, "bench_sglang")
-    parser.add_argument("--rounds", type=int, default=40 if on_gpu else 4)
-    parser.add_argument("--tokens", type=int, default=256 if on_gpu else 24, help="of a request")
-    parser.add_argument("--warm", type=int, default=16 if on_gpu else 4, help="before each request")
+    parser.set_defaults(measure_s=60.0 if on_gpu else 10.0)
+    parser.add_argument("--tokens", type=int, default=2048 if on_gpu else 320, help="of a request")
     return parsed(parser)
+
+
+def table(body: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"{body['cycles']} rounds of turns; recorded over plain, 95 % interval of the mean"]
+    for name in ("median", "mean"):
+        here = body[name]
+        texts = [
+            "{mean_pct:+.2f} % ({low_pct:+.2f} to {high_pct:+.2f})".format(**here[ratio])
+            for ratio in ("recorded_over_plain", "plain_over_plain")
+        ]
+        lines.append(
+            f"{name} step: {texts[0]}, A/A {texts[1]}; plain {here['plain_step_us']:.0f} us"
+        )
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -128,12 +161,16 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as rings,
     ):
-        page = Path(folder) / "page"
-        page.write_bytes(bytes((HOOKED, HOOKED)))
+        page, seen = Path(folder) / "page", Path(folder) / "seen"
+        page.write_bytes(bytes(8))
+        seen.touch()
         plugin = {"bench_hooks": "megatrace_bench_hooks:register"}
-        variables = {"MEGATRACE_BENCH_PAGE": str(page)}
+        variables = {
+            "MEGATRACE_BENCH_PAGE": os.fspath(page),
+            "MEGATRACE_BENCH_SEEN": os.fspath(seen),
+        }
         with recorded_server(options, Path(folder), Path(rings), plugin, (), variables) as server:
-            switched = Switched(server, page, options.log)
+            switched = Switched(server, page, seen, options.log)
             try:
                 body = measure(switched, options)
             finally:
@@ -141,13 +178,7 @@ def main() -> int:
     text = json.dumps(body, indent=1)
     if options.out:
         options.out.write_text(text)
-    if options.json:
-        print(text)
-        return 0
-    for name in ("recorded_over_plain", "plain_over_plain"):
-        print(f"{name.replace('_', ' ')}: {{mean_pct:+.2f}} % (95 %: {{low_pct:+.2f}} to "
-              f"{{high_pct:+.2f}})".format(**body[name]))  # fmt: skip
-    print(f"{body['rounds']} rounds; {body['step_us'][PLAIN]:.0f} us a step when plain")
+    print(text if options.json else table(body))
     return 0
 
 

@@ -19,7 +19,10 @@ from tests.muse.models import model
 
 HEADER = asset_dir() / "kernels" / "sm103" / "params.cuh"
 RENAMED = {"into": "in"}
-STRUCTS = ("Shape", "LayerWeights", "KvCache", "Handoff", "Exchange", "Params")
+STRUCTS = (
+    *("Shape", "LayerWeights", "KvCache", "Handoff", "Exchange", "Params"),
+    *("Integers", "StepInputs", "StepOutput"),
+)
 
 
 def small(rows: int = 3) -> Shape:

@@ -78,6 +78,13 @@ T* device_alloc(size_t count) {
 inline void device_free(void* p) { std::free(p); }
 inline void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
 
+// One launch, apart from any chain.
+template <class... P, class... A>
+void launch_one(void*, void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes,
+                A... args) {
+  host::launch_chain({{grid, dim3(threads), shared_bytes, [=] { kernel(args...); }}});
+}
+
 class Chain {
  public:
   template <class... P, class... A>
@@ -128,6 +135,24 @@ inline void copy_bytes(void* dst, const void* src, size_t bytes) {
   check(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
 
+// One launch into a cudaStream_t, dependent on the one before it there: it may begin before that
+// has ended, and waits for it where its kernel says.
+template <class... P, class... A>
+void launch_one(void* stream, void (*kernel)(P...), dim3 grid, uint32_t threads,
+                size_t shared_bytes, A... args) {
+  cudaLaunchAttribute dependent{};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &dependent;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "launch");
+}
+
 class Chain {
  public:
   Chain() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "create a stream"); }
@@ -145,17 +170,7 @@ class Chain {
                                static_cast<int>(shared_bytes)),
           "shared memory of the kernel");
     launches_.push_back([=](cudaStream_t stream) {
-      cudaLaunchAttribute dependent{};
-      dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      dependent.val.programmaticStreamSerializationAllowed = 1;
-      cudaLaunchConfig_t config{};
-      config.gridDim = grid;
-      config.blockDim = dim3(threads);
-      config.dynamicSmemBytes = shared_bytes;
-      config.stream = stream;
-      config.attrs = &dependent;
-      config.numAttrs = 1;
-      check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "launch");
+      launch_one(stream, kernel, grid, threads, shared_bytes, args...);
     });
   }
   // Captures the launches so far; before the first replay.

@@ -1,22 +1,31 @@
 """A SGLang plugin of bench_sglang.py: megatrace's hooks of every step, out and in again.
 
-MEGATRACE_BENCH_PAGE=FILE    two bytes: wanted, done (0: the functions as SGLang has them,
-                             1: as hooked)
+While it is told to, it takes turns: STEPS steps of the scheduler with megatrace's hooks, as many
+without, ORDER over and over. Without them the recorder is stopped too (SIGSTOP). It notes when
+every step begins, in all turns alike, and writes that when it is told to end.
+
+    MEGATRACE_BENCH_PAGE=FILE    eight bytes: 1 to take turns, 0 to end and write, as int32; the
+                                 recorder's process id, as int32
+    MEGATRACE_BENCH_SEEN=FILE    a JSON list a time: [turn, begin in ns] of each step
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import pkgutil
-import threading
+import signal
+import struct
 import time
 
-LOOK_S = 0.02
+STEPS = 16
+RECORDED, PLAIN, AGAIN = range(3)
+ORDER = (RECORDED, PLAIN, AGAIN, AGAIN, PLAIN, RECORDED)
 
 
 def register() -> None:
-    """Note what the functions are before any hook is applied, and watch the page."""
+    """Note what the functions are before any hook is applied, and again when all are."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from megatrace.sglang.process import scheduler_arguments
@@ -33,18 +42,47 @@ def register() -> None:
         if unhooked:
             print(f"not hooked, so nothing is measured: {unhooked}", flush=True)
             return
-        threading.Thread(target=_watch, args=((bare, hooked),), daemon=True).start()
+        Turns(RUN_BATCH, bare, hooked).use(RECORDED)
 
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", ready, HookType.AFTER)
 
 
-def _watch(functions) -> None:
-    with open(os.environ["MEGATRACE_BENCH_PAGE"], "r+b") as file:
-        page = mmap.mmap(file.fileno(), 2)
-    while True:
-        if page[0] != page[1]:
-            for target, function in functions[page[0]].items():
-                owner, name = target.rsplit(".", 1)
-                setattr(pkgutil.resolve_name(owner), name, function)
-            page[1] = page[0]
-        time.sleep(LOOK_S)
+class Turns:
+    """Stands before ``Scheduler.run_batch``, hooked or not, and chooses which."""
+
+    def __init__(self, run_batch, bare, hooked) -> None:
+        with open(os.environ["MEGATRACE_BENCH_PAGE"], "rb") as file:
+            self._page = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+        self._run_batch, self._bare, self._hooked = run_batch, bare, hooked
+        self._recorder = 0
+        self._next = None
+        self._begun = []
+
+    def use(self, turn) -> None:
+        """Put the functions of a turn in place; stop the recorder or let it go on."""
+        functions = dict(self._hooked if turn == RECORDED else self._bare)
+        self._next = functions[self._run_batch]
+
+        def run_batch(scheduler, *args, **kwargs):
+            self._step()
+            return self._next(scheduler, *args, **kwargs)
+
+        functions[self._run_batch] = run_batch
+        for target, function in functions.items():
+            owner, name = target.rsplit(".", 1)
+            setattr(pkgutil.resolve_name(owner), name, function)
+        if self._recorder:
+            os.kill(self._recorder, signal.SIGCONT if turn == RECORDED else signal.SIGSTOP)
+
+    def _step(self) -> None:
+        turns, self._recorder = struct.unpack("ii", self._page[:])
+        count = len(self._begun)
+        if turns:
+            if count % STEPS == 0:
+                self.use(ORDER[count // STEPS % len(ORDER)])
+            self._begun.append((count // STEPS, time.monotonic_ns()))
+        elif count:
+            self.use(RECORDED)
+            with open(os.environ["MEGATRACE_BENCH_SEEN"], "a") as file:
+                file.write(json.dumps(self._begun) + "\n")
+            self._begun = []

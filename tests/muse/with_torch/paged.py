@@ -59,7 +59,8 @@ class Paged:
         tables = SlotTables(self.pools)
         ropes = [cache.rope for cache in self.caches]
         engine = self._engine(pool_caches(model.layers, self.pools, tables, ropes))
-        self.decoder = Decoder(engine, self._build, tables, taps=TAPS)
+        self.final_gain = 1 + 0.1 * self._random(model.hidden).float()
+        self.decoder = Decoder(engine, self._build, tables, taps=TAPS, final_gain=self.final_gain)
 
     def slot(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
         """Where a layer's pool has ``positions``."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import rms_norm
 
 from megatrace.errors import UsageError
 from megatrace.jit import HOST
@@ -49,6 +50,46 @@ def test_slots_of_a_steps_rows_need_not_be_in_the_table_yet(paged: Paged) -> Non
     row[positions] = 0
     assert torch.equal(paged.decoder.step(tokens, positions, request, slots), expected)
     row[positions] = there
+
+
+@pytest.mark.parametrize(("rows", "context"), STEPS)
+def test_the_heads_input_is_torchs_norm_of_the_stream_in_bf16(
+    paged: Paged, rows: int, context: int
+) -> None:
+    stream = paged.decoder.step(*paged.inputs(rows, context)).bfloat16()
+    assert paged.decoder.normed is not None
+    found = paged.decoder.normed[:rows]
+    hidden = (paged.model.hidden,)
+    expected = rms_norm(stream.double(), hidden, paged.final_gain.double(), paged.model.eps_norm)
+    # Half an ulp of bf16, and what fp32 loses on the way.
+    assert ((found - expected).abs() <= 2**-8 * 1.01 * expected.abs()).all()
+    assert (found == expected.bfloat16()).float().mean() > 0.999
+
+
+def test_whole_numbers_of_four_bytes_are_those_of_eight(paged: Paged) -> None:
+    inputs = paged.inputs(4, 60)
+    expected = paged.decoder.step(*inputs).clone()
+    narrow = [value.to(torch.int32) for value in inputs]
+    assert torch.equal(paged.decoder.step(*narrow), expected)
+
+
+def test_inputs_of_another_kind_are_refused(paged: Paged) -> None:
+    tokens, positions, request, slots = paged.inputs(4, 60)
+    with pytest.raises(UsageError, match=r"slots: torch\.float32, contiguous"):
+        paged.decoder.step(tokens, positions, request, slots.float())
+    with pytest.raises(UsageError, match=r"positions: torch\.int64, not contiguous"):
+        paged.decoder.step(tokens, positions.repeat(2)[::2], request, slots)
+
+
+@pytest.mark.parametrize(("rows", "context", "request_row"), [(4, 198, 2), (4, 60, 3)])
+def test_a_step_past_the_end_of_the_table_of_slots_is_stopped(
+    paged: Paged, rows: int, context: int, request_row: int
+) -> None:
+    tokens, _, request, slots = paged.inputs(rows, 60)
+    positions = torch.arange(context, context + rows)
+    with pytest.raises(RuntimeError, match="table of slots does not have"):
+        paged.decoder.step(tokens, positions, torch.full_like(request, request_row), slots)
+    assert paged.decoder.step(*paged.inputs(rows, 60)).isfinite().all()
 
 
 def test_pools_of_sliding_layers_need_the_way_to_them(paged: Paged) -> None:
