@@ -252,7 +252,7 @@ class Engine:
         every = torch.zeros(
             self.max_rows, len(layers) * hidden, dtype=torch.bfloat16, device=device
         )
-        self.taps |= dict(zip(layers, every.split(hidden, dim=1), strict=True))
+        self.taps |= dict(zip(layers, torch.split(every, hidden, dim=1), strict=True))
         return every
 
     def step(self, rows: int, form: Form = "fused", *, embed: bool = False) -> list[Params]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from megatrace.agent.host import HOST_EVENT_IDS, HostAgent
+from megatrace.agent.host import HOST_EVENT_IDS, HostAgent, HostRecord
 from megatrace.agent.nvtx import NvtxBridge
 from megatrace.agent.steps import step_signal
 from megatrace.sglang.guard import Guard
@@ -40,9 +40,15 @@ _NAMES = {i: name for name, i in HOST_EVENT_IDS.items()}
 
 
 class Span:
-    """A span being timed. ``batch`` in requests, ``tokens`` in rows, ``graph`` 0 or 1."""
+    """A span being timed. ``batch`` in requests, ``tokens`` in rows, ``graph`` 0 or 1.
 
-    __slots__ = ("batch", "begin_ns", "end_ns", "event", "graph", "step", "tokens", "verify")
+    Of a step, ``inside`` is what stands in the ring before it.
+    """
+
+    __slots__ = (
+        *("batch", "begin_ns", "end_ns", "event", "graph"),
+        *("inside", "step", "tokens", "verify"),
+    )
 
     def __init__(self, event: int, step: int, batch: int, tokens: int) -> None:
         self.event = event
@@ -50,9 +56,15 @@ class Span:
         self.batch = batch
         self.tokens = tokens
         self.graph = 0
+        self.inside: list[HostRecord] = []
         self.verify: Span | None = None
         self.end_ns = 0
         self.begin_ns = time.monotonic_ns()
+
+    def record(self, accepted: int) -> HostRecord:
+        """What the ring has of it."""
+        values = (self.batch, self.tokens, self.graph, accepted)
+        return (self.event, self.begin_ns, self.end_ns, self.step, values, b"")
 
 
 class StepTracer:
@@ -60,7 +72,7 @@ class StepTracer:
 
     def __init__(self, agent: HostAgent, nvtx: NvtxBridge, guard: Guard) -> None:
         self._agent = agent
-        self._nvtx = nvtx
+        self._nvtx = nvtx if nvtx.active else None
         self._guard = guard
         self._signal = step_signal()
         self._step: Span | None = None
@@ -84,11 +96,13 @@ class StepTracer:
             return original(scheduler, *args, **kwargs)
         self._step, self._last = span, span.step
         self._signal.emit(span.step)
-        self._nvtx.push("step", span.step)
+        if self._nvtx is not None:
+            self._nvtx.push("step", span.step)
         try:
             return original(scheduler, *args, **kwargs)
         finally:
-            self._nvtx.pop()
+            if self._nvtx is not None:
+                self._nvtx.pop()
             self._step = None
             self._guarded(RUN_BATCH, self._close_step, span)
 
@@ -99,11 +113,13 @@ class StepTracer:
         span = self._guarded(FORWARD, self._open_forward, runner, args, kwargs)
         if span is None:
             return original(runner, *args, **kwargs)
-        self._nvtx.push(_NAMES[span.event], span.step)
+        if self._nvtx is not None:
+            self._nvtx.push(_NAMES[span.event], span.step)
         try:
             output = original(runner, *args, **kwargs)
         finally:
-            self._nvtx.pop()
+            if self._nvtx is not None:
+                self._nvtx.pop()
         self._guarded(FORWARD, self._close_forward, span, output)
         return output
 
@@ -117,7 +133,7 @@ class StepTracer:
     def flush(self) -> None:
         """Write the steps whose results never came, accept length unknown."""
         while self._waiting:
-            self._write_verified(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
+            self._write(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
 
     def _guarded(self, target: str, call: Callable[..., Any], *args: Any) -> Any:
         if target in self._guard.broken:
@@ -136,7 +152,7 @@ class StepTracer:
         span = Span(_STEP, step, len(requests), rows or len(requests))
         for index, request in enumerate(requests):
             text = str(request.rid).encode("utf-8", "replace")[:TEXT_BYTES]
-            self._agent.span(_REQUEST, span.begin_ns, span.begin_ns, step, (index,), text)
+            span.inside.append((_REQUEST, span.begin_ns, span.begin_ns, step, (index,), text))
         return span
 
     def _close_step(self, span: Span) -> None:
@@ -146,7 +162,7 @@ class StepTracer:
             return
         self._waiting[span.step] = span
         if len(self._waiting) > _WAITING:
-            self._write_verified(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
+            self._write(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
 
     def _open_forward(self, runner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
         batch = args[0] if args else kwargs["forward_batch"]
@@ -157,13 +173,16 @@ class StepTracer:
         span.end_ns = time.monotonic_ns()
         span.graph = int(bool(output.can_run_graph))
         step = self._step
-        if step is not None and span.event != _DRAFT:
+        if step is None:
+            self._write(span, UNKNOWN)
+            return
+        if span.event != _DRAFT:
             # A step has the rows of its target forward, not of its draft.
             step.tokens, step.graph = span.tokens, span.graph
-            if span.event == _VERIFY:
-                step.verify = span
-                return
-        self._write(span, UNKNOWN)
+        if span.event == _VERIFY:
+            step.verify = span
+        else:
+            step.inside.append(span.record(UNKNOWN))
 
     def _settle(self, batch: Any, outcome: Any) -> None:
         span = self._waiting.pop(batch.forward_iter, None)
@@ -174,16 +193,15 @@ class StepTracer:
         accepted = UNKNOWN
         if drafts is not None:
             accepted = sum(drafts) + len(drafts) * outcome.num_non_draft_tokens_per_req
-        self._write_verified(span, accepted)
-
-    def _write_verified(self, span: Span, accepted: int) -> None:
-        if span.verify is not None:
-            self._write(span.verify, accepted)
         self._write(span, accepted)
 
     def _write(self, span: Span, accepted: int) -> None:
-        values = (span.batch, span.tokens, span.graph, accepted)
-        self._agent.span(span.event, span.begin_ns, span.end_ns, span.step, values)
+        """All of a step at once: a record alone costs a busy server several times as much."""
+        records = span.inside
+        if span.verify is not None:
+            records.append(span.verify.record(accepted))
+        records.append(span.record(accepted))
+        self._agent.spans(records)
 
 
 def _stage(mode: Any) -> int:
