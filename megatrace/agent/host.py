@@ -29,9 +29,8 @@ RECORDS = 1 << 15
 class HostAgent:
     """The host half of the agent: one per process and role; closed, it does nothing.
 
-    Times are nanoseconds of CLOCK_MONOTONIC (``time.monotonic_ns()``). Spans are kept
-    whatever level the recorder asks for: they cost some tens of microseconds a step of a server,
-    and a few where nothing else runs in between.
+    Times are nanoseconds of CLOCK_MONOTONIC (``time.monotonic_ns()``). Spans are kept whatever
+    level the recorder asks for: they cost a busy server some tens of microseconds a step.
     """
 
     def __init__(self, ring: RingFile) -> None:

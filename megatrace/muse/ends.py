@@ -1,6 +1,6 @@
 """What a step begins and ends with: a framework's tensors, read and made by a launch each.
 
-In torch's own operators the two are sixteen launches, a fiftieth of a step of eight layers.
+In torch's own operators the two are sixteen launches: about 20 us of a step on an H200.
 """
 
 from __future__ import annotations
