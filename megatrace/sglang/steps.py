@@ -5,8 +5,9 @@ verify forward. Its number is SGLang's ``forward_ct``, the same on every rank. T
 those of the host: on a GPU a forward returns when its work is queued.
 
 How many tokens a verify accepted is known when SGLang has its result on the host, with
-overlapped scheduling one step later; such a step and its verify are written then. No
-tensor is read here beyond its shape, so nothing waits for the GPU.
+overlapped scheduling one step later; such a step is written then, with all that is of it. So
+a process that is killed takes the spans of the last step or two with it. No tensor is read
+here beyond its shape, so nothing waits for the GPU.
 """
 
 from __future__ import annotations

@@ -35,6 +35,21 @@ def test_a_record_arrives_as_it_was_written(make_ring: MakeRing) -> None:
     assert record["text"].tobytes()[: record["text_bytes"]] == b"request"
 
 
+def test_records_added_together_are_those_added_one_by_one(make_ring: MakeRing) -> None:
+    ring = make_ring(host_capacity=8)
+    records = [(3, n, n + 1, n, (n,), bytes([n])) for n in range(5)]
+    writer, reader = HostWriter(ring, first=6), HostReader(ring, first=6)
+    writer.append_all(records)
+    together = reader.drain()
+    for record in records:
+        writer.append(*record)
+    alone = reader.drain()
+    assert together["number"].tolist() == [6, 7, 8, 9, 10]
+    for name in ("number", "number_end"):
+        alone[name] -= 5
+    assert together.tobytes() == alone.tobytes()
+
+
 def test_text_is_cut_at_its_room(make_ring: MakeRing) -> None:
     ring = make_ring()
     HostWriter(ring).append(3, 0, 0, 0, (), b"x" * 100)

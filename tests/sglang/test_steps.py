@@ -145,6 +145,26 @@ def test_a_verify_waits_for_its_accept_lengths(loop: Loop) -> None:
     assert {(r.tokens, r.graph) for r in rows} == {(8, 1)}
 
 
+def test_all_of_a_step_is_written_together_when_its_result_is_known(loop: Loop) -> None:
+    def inside() -> None:
+        loop.forward(loop.draft, forward_batch("target_verify", 4))
+        loop.forward(loop.target, forward_batch("target_verify", 4))
+
+    events = ("request", "draft", "verify", "step", "extend")
+    batch = schedule_batch("decode", ["a"])
+    loop.run(batch, inside)
+    assert loop.rows(*events) == []
+    loop.run(
+        schedule_batch("extend", ["b"]),
+        lambda: loop.forward(loop.target, forward_batch("extend", 11)),
+    )
+    loop.settle(batch, [2])
+    assert [(r.event, r.step) for r in loop.rows(*events)] == [
+        *(("request", 2), ("extend", 2), ("step", 2)),
+        *(("request", 1), ("draft", 1), ("verify", 1), ("step", 1)),
+    ]
+
+
 def test_a_verify_without_a_result_is_written_at_the_end(loop: Loop) -> None:
     loop.verify(["a"])
     loop.tracer.flush()
