@@ -6,7 +6,8 @@
 
 namespace muse {
 
-constexpr uint32_t kEndThreads = 512, kBeginBlocks = 16;  // at most
+// At most. The host build makes a stack for every thread.
+constexpr uint32_t kEndThreads = 512, kBeginBlocks = ptx::kSlow ? 2 : 128;
 
 MEGATRACE_DEVICE uint64_t integer(const Integers& from, uint32_t i) {
   if (i >= from.count) ptx::misuse("a position, request or slot that the pools do not have");
@@ -20,10 +21,10 @@ __global__ void __launch_bounds__(kEndThreads) begin_step(const __grid_constant_
   ptx::launch_dependents();
   ptx::dependency_wait();
   const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
-  const uint32_t context = static_cast<uint32_t>(integer(in.positions, 0));
-  const uint64_t request = integer(in.request, 0), end = uint64_t{context} + in.rows;
-  if (request >= in.requests || end > in.width)
+  const uint64_t request = integer(in.request, 0), first = integer(in.positions, 0);
+  if (request >= in.requests || first > in.width || in.rows > in.width - first)
     ptx::misuse("a request or position that the table of slots does not have");
+  const uint32_t context = static_cast<uint32_t>(first), end = context + in.rows;
   if (thread == 0) *in.context = static_cast<int32_t>(context);
   if (thread < in.rows) in.to_tokens[thread] = static_cast<int32_t>(integer(in.tokens, thread));
   const int32_t* row = in.table + request * in.width;

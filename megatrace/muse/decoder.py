@@ -170,7 +170,8 @@ class Decoder:
 def lent(every: torch.Tensor | None, rows: int) -> torch.Tensor | None:
     """The first ``rows`` rows, which the next step overwrites.
 
-    As what a graph returns is by its next replay; an eager caller may still hold the last ones.
+    So is what a graph returns by its next replay, and SGLang's own graphs share what they give to
+    a DFLASH draft. An eager caller may still hold the last ones.
     """
     if every is None:
         return None

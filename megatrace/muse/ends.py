@@ -34,11 +34,11 @@ class StepEnds:
         gain: torch.Tensor | None,
     ) -> None:
         """Raise UsageError where a tensor is not what the launches read."""
-        _check("table of slots", table, torch.int32)
         self._library, self._engine = library, engine
+        self._check("table of slots", table, torch.int32)
         self._inputs = StepInputs(
             table=address_of(table),
-            to_sliding=_integers("slots of the sliding pool", to_sliding),
+            to_sliding=self._integers("slots of the sliding pool", to_sliding),
             to_tokens=address_of(engine.tokens),
             context=address_of(engine.context),
             full=address_of(full),
@@ -50,7 +50,7 @@ class StepEnds:
         self.normed: torch.Tensor | None = None
         """bf16 [max rows, hidden]: the norm of bf16(stream), after :meth:`end`."""
         if gain is not None:
-            _check("gain of the norm before the head", gain, torch.float32)
+            self._check("gain of the norm before the head", gain, torch.float32)
             self.normed = torch.zeros_like(engine.stream, dtype=torch.bfloat16)
             self._output = StepOutput(
                 stream=address_of(engine.stream),
@@ -70,15 +70,15 @@ class StepEnds:
     ) -> None:
         """Take a step's rows into the engine and the slots of its request into the tables.
 
-        All are int32 or int64, contiguous. Raises UsageError where they are not, RuntimeError
-        with the driver's words.
+        All are int32 or int64, contiguous, where the engine is. Raises UsageError where they are
+        not, RuntimeError with the driver's words.
         """
-        inputs = self._inputs
-        inputs.rows = tokens.shape[0]
-        inputs.tokens = _integers("tokens", tokens)
-        inputs.positions = _integers("positions", positions)
-        inputs.slots = _integers("slots", slots)
-        inputs.request = _integers("request", request)
+        inputs, rows = self._inputs, tokens.shape[0]
+        inputs.rows = rows
+        inputs.tokens = self._integers("tokens", tokens, rows)
+        inputs.positions = self._integers("positions", positions, rows)
+        inputs.slots = self._integers("slots", slots, rows)
+        inputs.request = self._integers("request", request, 1)
         self._call(self._library.muse_begin, inputs, stream)
 
     def end(self, rows: int, stream: int) -> None:
@@ -91,16 +91,22 @@ class StepEnds:
         if function(ctypes.byref(told), ctypes.c_void_p(stream)):
             raise RuntimeError(self._library.megatrace_last_error().decode())
 
+    def _integers(self, name: str, tensor: torch.Tensor | None, least: int = 0) -> Integers:
+        if tensor is None:
+            return Integers()
+        self._check(name, tensor, torch.int32, torch.int64)
+        count = tensor.numel()
+        if count < least:
+            raise UsageError(f"{name}: {count} of them for {least} rows")
+        return Integers(at=address_of(tensor), bytes=tensor.element_size(), count=count)
 
-def _integers(name: str, tensor: torch.Tensor | None) -> Integers:
-    if tensor is None:
-        return Integers()
-    _check(name, tensor, torch.int32, torch.int64)
-    return Integers(at=address_of(tensor), bytes=tensor.element_size(), count=tensor.numel())
-
-
-def _check(name: str, tensor: torch.Tensor, *covered: torch.dtype) -> None:
-    if tensor.dtype not in covered or not tensor.is_contiguous():
-        how = "contiguous" if tensor.is_contiguous() else "not contiguous"
-        wanted = " or ".join(str(dtype) for dtype in covered)
-        raise UsageError(f"{name}: {tensor.dtype}, {how}; the megakernel reads contiguous {wanted}")
+    def _check(self, name: str, tensor: torch.Tensor, *covered: torch.dtype) -> None:
+        if tensor.dtype not in covered or not tensor.is_contiguous():
+            how = "contiguous" if tensor.is_contiguous() else "not contiguous"
+            wanted = " or ".join(str(dtype) for dtype in covered)
+            raise UsageError(
+                f"{name}: {tensor.dtype}, {how}; the megakernel reads contiguous {wanted}"
+            )
+        here = self._engine.stream.device
+        if tensor.device != here:
+            raise UsageError(f"{name} is on {tensor.device}, the megakernel runs on {here}")

@@ -6,8 +6,9 @@ those of the host: on a GPU a forward returns when its work is queued.
 
 How many tokens a verify accepted is known when SGLang has its result on the host, with
 overlapped scheduling one step later; such a step is written then, with all that is of it. So
-a process that is killed takes the spans of the last step or two with it. No tensor is read
-here beyond its shape, so nothing waits for the GPU.
+a process that dies takes the spans of the last step or two with it, its requests among them;
+kernels have their own records. No tensor is read here beyond its shape, so nothing waits for
+the GPU.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class StepTracer:
 
     def _close_step(self, span: Span) -> None:
         span.end_ns = time.monotonic_ns()
-        if span.verify is None:
+        if span.verify is None or PROCESS_RESULT in self._guard.broken:
             self._write(span, UNKNOWN)
             return
         self._waiting[span.step] = span

@@ -11,6 +11,7 @@ every step begins, in all turns alike, and writes that when it is told to end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -72,7 +73,8 @@ class Turns:
             owner, name = target.rsplit(".", 1)
             setattr(pkgutil.resolve_name(owner), name, function)
         if self._recorder:
-            os.kill(self._recorder, signal.SIGCONT if turn == RECORDED else signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._recorder, signal.SIGCONT if turn == RECORDED else signal.SIGSTOP)
 
     def _step(self) -> None:
         turns, self._recorder = struct.unpack("ii", self._page[:])
