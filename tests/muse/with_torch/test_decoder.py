@@ -79,6 +79,10 @@ def test_inputs_of_another_kind_are_refused(paged: Paged) -> None:
         paged.decoder.step(tokens, positions, request, slots.float())
     with pytest.raises(UsageError, match=r"positions: torch\.int64, not contiguous"):
         paged.decoder.step(tokens, positions.repeat(2)[::2], request, slots)
+    with pytest.raises(UsageError, match="slots: 3 of them for 4 rows"):
+        paged.decoder.step(tokens, positions, request, slots[:3])
+    with pytest.raises(UsageError, match="tokens is on meta, the megakernel runs on cpu"):
+        paged.decoder.step(tokens.to("meta"), positions, request, slots)
 
 
 @pytest.mark.parametrize(("rows", "context", "request_row"), [(4, 198, 2), (4, 60, 3)])
