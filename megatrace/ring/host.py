@@ -71,8 +71,8 @@ class HostWriter:
     def append_all(self, records: Iterable[HostRecord]) -> None:
         """Add records side by side; each is what :meth:`append` takes, in its order.
 
-        In a busy server the first of a row costs ten times as much as the next, for all that it
-        runs has left the caches: so they are few, and there is one function.
+        In a busy server the first of a row costs several times as much as the next, for what it
+        runs has left the caches: so there is one function, and callers bring many at once.
         """
         with self._lock:
             memory = self._memory

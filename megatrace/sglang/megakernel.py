@@ -18,13 +18,14 @@ from megatrace.errors import MegatraceError
 from megatrace.jit import HOST
 from megatrace.jit.build import CACHE_ENV
 from megatrace.muse.config import MuseConfig
-from megatrace.muse.decoder import Decoder, Pools, SlotTables, lent, pool_caches
+from megatrace.muse.decoder import Decoder, lent
 from megatrace.muse.engine import Engine
 from megatrace.muse.events import MUSE, ROLES
 from megatrace.muse.layout import TARGET_LAYOUT
 from megatrace.muse.memory import GB, packed_bytes
 from megatrace.muse.pack import PackedLayer, pack_all
 from megatrace.muse.plan import CacheKind, ExpertKind, launch_bytes
+from megatrace.muse.pools import Pools, SlotTables, pool_caches
 from megatrace.muse.program import KERNELS, Build, Level, block_count
 from megatrace.paths import SESSION_ENV
 from megatrace.schema.traffic import LAUNCH_BYTES

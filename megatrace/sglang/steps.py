@@ -187,15 +187,14 @@ class StepTracer:
             step.inside.append(span.record(UNKNOWN))
 
     def _settle(self, batch: Any, outcome: Any) -> None:
-        span = self._waiting.pop(batch.forward_iter, None)
-        if span is None:
+        if batch.forward_iter not in self._waiting:
             return
         # A list of the host, made by the scheduler from a tensor it had waited for.
         drafts = getattr(outcome, "num_correct_drafts_per_req_cpu", None)
         accepted = UNKNOWN
         if drafts is not None:
             accepted = sum(drafts) + len(drafts) * outcome.num_non_draft_tokens_per_req
-        self._write(span, accepted)
+        self._write(self._waiting.pop(batch.forward_iter), accepted)
 
     def _write(self, span: Span, accepted: int) -> None:
         """All of a step at once: a record alone costs a busy server several times as much."""

@@ -235,3 +235,6 @@ def test_a_result_that_cannot_be_read_is_reported(loop: Loop) -> None:
     batch = loop.verify(["a"])
     loop.settle(batch, ["no number"])  # type: ignore[list-item]
     assert set(loop.reported) == {PROCESS_RESULT}
+    loop.verify(["b"])
+    loop.tracer.flush()
+    assert [(row.step, row.accepted) for row in loop.rows("step")] == [(2, -1), (1, -1)]

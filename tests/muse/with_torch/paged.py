@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from megatrace.muse.config import MuseConfig
-from megatrace.muse.decoder import Decoder, Pools, SlotTables, pool_caches
+from megatrace.muse.decoder import Decoder
 from megatrace.muse.engine import Cache, Engine, new_cache
 from megatrace.muse.layout import TARGET_LAYOUT
 from megatrace.muse.pack import PackedLayer, pack_layer
 from megatrace.muse.plan import CacheKind, ExpertKind
+from megatrace.muse.pools import Pools, SlotTables, pool_caches
 from megatrace.muse.program import Build, Program
 from megatrace.muse.tensors import random_layer
 from tests.muse.phases import keep, kept
