@@ -14,12 +14,12 @@ from tests.tui.helpers import ROOT
 
 @pytest.fixture(scope="session")
 def host_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example kernel on the CPU; do not change it."""
+    """The example kernel on the CPU, every step of it; do not change it."""
     folder = tmp_path_factory.mktemp("host")
     output = folder / "host.mtr"
     example = [sys.executable, str(ROOT / "examples/01_trace_a_kernel/run.py"), "--target", "host"]
     subprocess.run(
-        [*MEGATRACE, "record", "-o", str(output), "--", *example, "--steps", "4"],
+        [*MEGATRACE, "record", "-o", str(output), "--every", "1", "--", *example, "--steps", "4"],
         env=environment(MEGATRACE_RUNTIME_DIR=str(folder / "runtime")),
         check=True,
         capture_output=True,
