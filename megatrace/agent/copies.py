@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.ring.file import RingFile
-from megatrace.schema.layout import HALF_WORDS, LEVEL_OFF, LEVEL_TIMELINE, LINE_WORDS
+from megatrace.schema.layout import HALF_WORDS, LEVEL_MASK, LEVEL_OFF, LEVEL_TIMELINE, LINE_WORDS
 
 UNPINNED_ENV = "MEGATRACE_UNPINNED"
 """Set to 1, no ring is pinned, as if the driver had refused to."""
@@ -65,7 +65,7 @@ class LineCopies:
 
     def expect(self, level: int) -> None:
         """A step begins at ``level``: lines come soon where that is a timeline."""
-        self._level = level & 0xFF
+        self._level = level & LEVEL_MASK
         if self._level >= LEVEL_TIMELINE:
             self._hurry_until_s = time.monotonic() + _HURRY_S
 

@@ -1,4 +1,4 @@
-"""Which steps carry a timeline: the recorder's wishes, applied step by step."""
+"""Which steps carry a timeline and which rest: the recorder's wishes, applied step by step."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ class Decision:
         if window_open or self._wanted(control, step, begun):
             return LEVEL_TIMELINE
         return LEVEL_TIMELINE - 1
+
+    @staticmethod
+    def rests(control: Control, step: int) -> bool:
+        """Whether ``step``, without a timeline, has no counters either.
+
+        The first step counts, and every ``counters_every``-th after it: a cadence of timelines
+        falls on other steps.
+        """
+        return (step - 1) % max(1, control.counters_every) != 0
 
     def _wanted(self, control: Control, step: int, begun: int | None) -> bool:
         if self._burst_left:

@@ -37,7 +37,7 @@ from megatrace.ring.file import UNPINNED_FACT, RingFile, RingSpec
 from megatrace.ring.host import HostWriter
 from megatrace.ring.session import Session
 from megatrace.schema import HOST, EventTable
-from megatrace.schema.layout import CONTROL_SOME_SMS, LEVEL_OFF
+from megatrace.schema.layout import CONTROL_RESTS, CONTROL_SOME_SMS, LEVEL_COUNTERS, LEVEL_OFF
 
 _CLOCK_SAMPLE = next(event.id for event in HOST if event.name == "clock_sample")
 _TICK_S = 0.25
@@ -170,6 +170,8 @@ class KernelAgent:
             self._sms = control.sm_mask
             self._memory.write_sms(control.sm_words, stream)
         some = CONTROL_SOME_SMS if self._sms != ALL_SMS and level != LEVEL_OFF else 0
+        if level == LEVEL_COUNTERS and hooked and self._decision.rests(control, self._step):
+            some |= CONTROL_RESTS
         self._memory.write_step(self._step, level | some, stream)
         if not hooked:
             self._memory.settle()  # or it might overtake a step's own write on another stream

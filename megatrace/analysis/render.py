@@ -187,9 +187,11 @@ def _stalls(report: Report) -> str:
     head = ("role", "cause", "from", "rank", "count", "total us", "share")
     body = [_stall_cells(row) for row in report.stalls]
     where = " in these layers" if report.layers.text else ""
+    every = report.steps.counters_every
+    some = f", one step in {every} of these" if every > 1 else ""
     note = (
         f"records: launches with a timeline, share of the warps' time{where}\n"
-        f"counters: SMs and launches without a timeline, share of stalls{where}"
+        f"counters: SMs and launches without a timeline{some}, share of stalls{where}"
     )
     return f"Stalls by cause\n{table(head, body, left=3)}\n{note}"
 
@@ -282,7 +284,7 @@ def _hangs(report: Report) -> str:
     body = [
         (
             row.role, row.event, _who(row), str(row.sm), str(row.block), str(row.warp),
-            str(row.layer), str(row.slot), f"{row.waited_cycles:,}",
+            str(row.layer), "?" if row.slot is None else str(row.slot), f"{row.waited_cycles:,}",
             "" if math.isnan(row.waited_us) else number(row.waited_us),
         )
         for row in report.hangs[:TOP_EVENTS]

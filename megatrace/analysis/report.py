@@ -111,7 +111,8 @@ class HangRow:
     step: int
     layer: int
     event: str
-    slot: int
+    slot: int | None
+    """Whom it waits for; None where its launch kept nothing, and does not know."""
     waited_cycles: int
     waited_us: float
     """NaN where the launch has no place in time."""
@@ -150,11 +151,16 @@ class ClockRow:
 
 @dataclass(frozen=True, slots=True)
 class StepsSeen:
-    """Steps with a timeline, of the steps that ran; ``seen`` is None where nobody says."""
+    """Steps with a timeline, of the steps that ran; ``seen`` is None where nobody says.
+
+    Of the other steps, counters ran on one in ``counters_every``, as was asked at the start; 1
+    where the capture does not say.
+    """
 
     recorded: int
     seen: int | None
     source: str
+    counters_every: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -270,12 +271,14 @@ def steps_of(capture: Capture, ranks: list[Rank]) -> StepsSeen:
         steps = np.unique(rank.scan.launches.step)
         process = process_of(rank.rank)
         recorded.update((process, step) for step in steps[steps > 0].tolist())
+    every = counters_every_asked(capture)
     ran = steps_run(capture)
     if ran:
-        return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records")
+        return StepsSeen(len(recorded), max(ran, len(recorded)), "host step records", every)
     last = dict(sorted({*recorded, *last_said(capture)}))  # the greatest step of each process
     if last:
-        return StepsSeen(len(recorded), sum(last.values()), "last step id")
+        return StepsSeen(len(recorded), sum(last.values()), "last step id", every)
+    # Without step ids all of them count.
     return StepsSeen(0, None, "no step ids: the host has no step hook")
 
 
@@ -290,9 +293,19 @@ def sms_of(capture: Capture, ranks: list[Rank]) -> SmsRecorded:
 
 def sms_asked(capture: Capture) -> tuple[int, ...] | None:
     """The SMs that the recorder was asked for; None: all."""
-    options = next((row.fields.get("options") for row in capture.facts("capture")), None)
-    asked = options.get("sms") if isinstance(options, dict) else None
+    asked = _options(capture).get("sms")
     return tuple(sm for sm in asked if isinstance(sm, int)) if isinstance(asked, list) else None
+
+
+def counters_every_asked(capture: Capture) -> int:
+    """Of the steps without a timeline, counters were asked for on one in so many."""
+    asked = _options(capture).get("counters_every")
+    return asked if isinstance(asked, int) and asked > 0 else 1
+
+
+def _options(capture: Capture) -> dict[str, Any]:
+    options = next((row.fields.get("options") for row in capture.facts("capture")), None)
+    return options if isinstance(options, dict) else {}
 
 
 def _one_block_an_sm(rank: Rank) -> bool:

@@ -39,6 +39,7 @@ from megatrace.analysis.words import Malformed, Records, decode_chunk
 from megatrace.capture.reader import Capture, CounterSamples
 from megatrace.errors import UsageError
 from megatrace.schema import EventTable
+from megatrace.schema.layout import SLOT_UNKNOWN
 from megatrace.schema.processes import process_of, rank_of
 
 MAX_HANGS = 1000
@@ -158,6 +159,7 @@ class RankSums:
             launch = int(piece.launches[records.launch[row]])
             event = rank.lut.events.get(int(records.arg(at, 0)[0]))
             warp = int(launches.ring[launch]) % rank.warps
+            slot = int(records.arg(at, 1)[0])
             self.hangs.append(
                 HangRow(
                     rank=rank_of(rank.rank),
@@ -170,7 +172,7 @@ class RankSums:
                     step=int(launches.step[launch]),
                     layer=int(launches.layer[launch]),
                     event=event.name if event else f"event {int(records.arg(at, 0)[0])}",
-                    slot=int(records.arg(at, 1)[0]),
+                    slot=None if slot == SLOT_UNKNOWN else slot,
                     waited_cycles=int(records.dur[row]),
                     waited_us=float(records.dur[row] * rate[records.launch[row]]) / 1e3,
                 )

@@ -41,15 +41,16 @@ def layers_asked(text: str | None) -> frozenset[int] | None:
 
 
 def asked_of(capture: Capture) -> dict[str, str]:
-    """The options by name: every, level, steps, burst, sms; {} where the capture has none."""
+    """The options by name: every, counters, level, steps, burst, sms; {} where it has none."""
     from megatrace.collect.options import LEVELS
 
     options = _options(capture)
     if not options:
         return {}
-    burst = options.get("burst")
+    burst, counters = options.get("burst"), options.get("counters_every")
     found = {
         "every": _every(capture, options.get("every_n")),
+        "counters": f"1 step in {counters}" if isinstance(counters, int) else "",
         "level": next((n for n, level in LEVELS.items() if level == options.get("level")), ""),
         "steps": _steps(options.get("steps")),
         "burst": f"{burst:,} steps first" if isinstance(burst, int) and burst else "",

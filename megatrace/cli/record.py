@@ -41,7 +41,14 @@ _EPILOG = (
     default="auto",
     metavar="N|auto",
     show_default=True,
-    help="Timeline on one step in N; counters run on all.",
+    help="Timeline on one step in N.",
+)
+@click.option(
+    "--counters",
+    default="32",
+    metavar="N",
+    show_default=True,
+    help="Of the other steps, counters on one in N; the rest keep nothing.",
 )
 @click.option(
     "--level",
@@ -61,6 +68,7 @@ def command(
     output: Path | None,
     force: bool,
     every: str,
+    counters: str,
     level: str,
     steps: str | None,
     burst: int,
@@ -85,7 +93,7 @@ def command(
             from megatrace.collect.recorder import record
             from megatrace.collect.summary import tell
 
-            options = _options(cmd, output, force, every, level, steps, burst, sms)
+            options = _options(cmd, output, force, every, counters, level, steps, burst, sms)
             summary = record(options, talk, signals)
             tell(summary, talk)
             if as_json:
@@ -119,18 +127,27 @@ def _options(
     output: Path | None,
     force: bool,
     every: str,
+    counters: str,
     level: str,
     steps: str | None,
     burst: int,
     sms: str | None,
 ) -> RecordOptions:
-    from megatrace.collect.options import LEVELS, RecordOptions, parse_every, parse_sms, parse_steps
+    from megatrace.collect.options import (
+        LEVELS,
+        RecordOptions,
+        parse_counters,
+        parse_every,
+        parse_sms,
+        parse_steps,
+    )
 
     return RecordOptions(
         command=cmd,
         output=output,
         force=force,
         every_n=parse_every(every),
+        counters_every=parse_counters(counters),
         level=LEVELS[level],
         window=parse_steps(steps) if steps else (0, 0),
         burst=burst,

@@ -34,6 +34,7 @@ Examples:
     help="The most any step records.",
 )
 @click.option("--every", metavar="N|auto", help="Timeline on one step in N.")
+@click.option("--counters", metavar="N", help="Of the other steps, counters on one in N.")
 @click.option("--steps", metavar="A:B|all", help="Timeline only on steps A to B-1; A:+K is K.")
 @click.option("--sms", metavar="LIST|all", help="Timeline only on these SMs: 0-3,7.")
 @click.option(
@@ -53,6 +54,7 @@ def command(
     session: str,
     level: str | None,
     every: str | None,
+    counters: str | None,
     steps: str | None,
     sms: str | None,
     burst: int | None,
@@ -68,7 +70,14 @@ def command(
         raise UsageError("-o is for a burst", hint="add --burst K")
     if output is not None and output.suffix != ".mtr":
         raise UsageError(f"{output} is not named *.mtr", hint=f"-o {output.stem}.mtr")
-    wanted = {"level": level, "every": every, "steps": steps, "sms": sms, "burst": burst}
+    wanted = {
+        "level": level,
+        "every": every,
+        "counters": counters,
+        "steps": steps,
+        "sms": sms,
+        "burst": burst,
+    }
     asks = {key: str(value) for key, value in wanted.items() if value is not None}
     if output is not None:
         asks["output"] = str(output.absolute())
@@ -98,9 +107,15 @@ def command(
 
 def _check(asks: dict[str, str]) -> None:
     """Raise UsageError where the recorder would refuse: here it is a usage error."""
-    from megatrace.collect.options import parse_every, parse_sms, parse_steps
+    from megatrace.collect.options import parse_counters, parse_every, parse_sms, parse_steps
 
-    for key, parse in (("every", parse_every), ("steps", parse_steps), ("sms", parse_sms)):
+    parsers = {
+        "every": parse_every,
+        "counters": parse_counters,
+        "steps": parse_steps,
+        "sms": parse_sms,
+    }
+    for key, parse in parsers.items():
         if key in asks and asks[key] != "all":
             parse(asks[key])
 

@@ -13,6 +13,8 @@ from megatrace.schema.layout import LEVEL_COUNTERS, LEVEL_TIMELINE
 
 LEVELS = {"counters": LEVEL_COUNTERS, "timeline": LEVEL_TIMELINE}
 MAX_SMS = ALL_SMS.bit_length()
+COUNTERS_EVERY = 32
+"""Counting costs a kernel whose code fills the caches some percent of a step that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class RecordOptions:
     force: bool = False
     every_n: int = 0
     """Timeline on one step in N; 0 lets the recorder choose."""
+    counters_every: int = COUNTERS_EVERY
+    """Of the steps without a timeline, counters on one in N."""
     level: int = LEVEL_TIMELINE
     window: tuple[int, int] = (0, 0)
     """Timeline only on steps in [begin, end); end 0 means no window."""
@@ -53,6 +57,13 @@ def parse_every(text: str) -> int:
     if text.isdecimal() and int(text) >= 1:
         return int(text)
     raise UsageError(f"--every {text}: not a number of steps", hint="--every 8, or --every auto")
+
+
+def parse_counters(text: str) -> int:
+    """``N``. Raises UsageError."""
+    if text.isdecimal() and 1 <= int(text) < 1 << 32:
+        return int(text)
+    raise UsageError(f"--counters {text}: not a number of steps", hint="--counters 32")
 
 
 def parse_steps(text: str) -> tuple[int, int]:

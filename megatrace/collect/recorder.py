@@ -135,6 +135,7 @@ class Recording:
             "recorder_pid": os.getpid(),
             "options": {
                 "every_n": options.every_n or "auto",
+                "counters_every": options.counters_every,
                 "level": options.level,
                 "steps": list(options.window),
                 "burst": options.burst,

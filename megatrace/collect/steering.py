@@ -170,4 +170,5 @@ class Steering:
             window_end=options.window[1],
             sm_mask=options.sm_mask,
             timeline_limit=0 if options.every_n else source.credit.limit,
+            counters_every=options.counters_every,
         )

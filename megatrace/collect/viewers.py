@@ -11,7 +11,14 @@ from typing import Any
 
 from megatrace.capture.layout import SUFFIX
 from megatrace.collect.burst import Burst, burst_path, describe
-from megatrace.collect.options import LEVELS, RecordOptions, parse_every, parse_sms, parse_steps
+from megatrace.collect.options import (
+    LEVELS,
+    RecordOptions,
+    parse_counters,
+    parse_every,
+    parse_sms,
+    parse_steps,
+)
 from megatrace.collect.pump import Pump
 from megatrace.collect.steering import Steering
 from megatrace.errors import MegatraceError, UsageError
@@ -74,7 +81,7 @@ class Viewers:
         if not asks:
             raise UsageError("nothing is asked for")
         said = []
-        if asks.keys() & {"level", "every", "steps", "sms"}:
+        if asks.keys() & {"level", "every", "counters", "steps", "sms"}:
             options = changed(self._steering.options, asks)
             self._steering.change(options)
             said.append(", ".join(f"{k} {v}" for k, v in asked(options).items() if k in asks))
@@ -125,6 +132,8 @@ def changed(options: RecordOptions, asks: Mapping[str, str]) -> RecordOptions:
         options = replace(options, level=levels[asks["level"]])
     if "every" in asks:
         options = replace(options, every_n=parse_every(asks["every"]))
+    if "counters" in asks:
+        options = replace(options, counters_every=parse_counters(asks["counters"]))
     if "steps" in asks:
         window = (0, 0) if asks["steps"] == "all" else parse_steps(asks["steps"])
         options = replace(options, window=window)
@@ -140,6 +149,7 @@ def asked(options: RecordOptions) -> dict[str, str]:
     return {
         "level": levels[options.level],
         "every": str(options.every_n or "auto"),
+        "counters": str(options.counters_every),
         "steps": f"{begin}:{end}" if end else "all",
         "sms": "all" if options.sms is None else _ranges(sorted(options.sms)),
     }

@@ -169,11 +169,12 @@ def _notes(report: Report, tables: PageTables) -> list[Note]:
         notes.append(Note(f"{launches} launches: what is seen here may be chance."))
     if report.hangs:
         hang = report.hangs[0]
+        slot = "nobody knows whose" if hang.slot is None else f"slot {hang.slot}"
         of = f" of rank {label(hang.rank, hang.process)}" if report.processes > 1 else ""
         notes.append(
             Note(
                 f"{len(report.hangs):,} waits outlasted their bound; the first: {hang.role} of "
-                f"block {hang.block} on SM {hang.sm}{of} waits for {hang.event}, slot {hang.slot}.",
+                f"block {hang.block} on SM {hang.sm}{of} waits for {hang.event}, {slot}.",
                 bad=True,
             )
         )

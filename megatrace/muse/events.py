@@ -56,7 +56,7 @@ _OTHERS: tuple[Event, ...] = (
         49,
         "stage_free",
         Kind.STALL,
-        "The consumer's ring of stages is full.",
+        "No stage of the consumer's ring may be filled: it is full, or weights are held back.",
         cause=Cause.SPACE,
     ),
     Event(

@@ -19,7 +19,10 @@ from megatrace.schema.layout import (
     SM_MASK_WORDS,
 )
 
-_WISHES = ("level", "every_n", "burst", "window_begin", "window_end", "timeline_limit")
+_WISHES = (
+    *("level", "every_n", "burst", "window_begin", "window_end", "timeline_limit"),
+    "counters_every",
+)
 
 ALL_SMS = (1 << 32 * SM_MASK_WORDS) - 1
 
@@ -31,7 +34,8 @@ class Control:
     ``level`` LEVEL_*; ``every_n`` timeline on one step in N (0: on none); ``burst``
     timeline on so many steps from the next; ``[window_begin, window_end)`` steps, where
     end is not 0; ``sm_mask`` one bit an SM; ``timeline_limit`` timeline steps to begin in all at
-    most, bursts and windows aside (0: no limit); ``seq`` even, grows with every change.
+    most, bursts and windows aside (0: no limit); ``counters_every`` of the steps without a
+    timeline, counters on one in N; ``seq`` even, grows with every change.
     """
 
     level: int = LEVEL_COUNTERS
@@ -41,6 +45,7 @@ class Control:
     window_end: int = 0
     sm_mask: int = ALL_SMS
     timeline_limit: int = 0
+    counters_every: int = 1
     seq: int = 0
 
     @property
@@ -112,4 +117,5 @@ def _page(ring: RingFile, dtype: np.dtype[Any], offset: int) -> Any:
 
 def _control(page: Any) -> Control:
     mask = sum(int(word) << 32 * i for i, word in enumerate(page["sm_mask"]))
-    return Control(sm_mask=mask, **{name: int(page[name]) for name in (*_WISHES, "seq")})
+    wishes = {name: int(page[name]) for name in (*_WISHES, "seq")}
+    return Control(sm_mask=mask, **wishes | {"counters_every": max(1, wishes["counters_every"])})

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from megatrace.errors import SessionError
 
-KEYS = ("level", "every", "steps", "sms", "burst", "output")
+KEYS = ("level", "every", "counters", "steps", "sms", "burst", "output")
 _SUFFIX = ".wish"
 _MAX_BYTES = 8192
 

@@ -111,12 +111,14 @@ CONTROL = np.dtype(
     [
         ("seq", "<u4"),  # sequence lock: odd while being written
         ("level", "<u4"),  # LEVEL_*: the most any step may record
-        ("every_n", "<u4"),  # timeline on one step in N, counters on the others
+        ("every_n", "<u4"),  # timeline on one step in N
         ("burst", "<u4"),  # timeline on so many steps from the next, once a change
         ("window_begin", "<u8"),  # timeline only on steps in [begin, end) ...
         ("window_end", "<u8"),  # ... where end is not 0
         ("sm_mask", "<u4", (SM_MASK_WORDS,)),  # SMs that record, bit a SM
         ("timeline_limit", "<u8"),  # begin no more timeline steps than so many; 0: no limit
+        ("counters_every", "<u4"),  # of the other steps, counters on one in N; 0 as 1
+        ("pad", "<u4"),
     ]
 )
 
@@ -175,6 +177,11 @@ CURSOR_BYTES = 16
 
 CONTROL_SOME_SMS = 1 << 8
 """Beside the level in DEVICE_CONTROL: not all SMs record, the mask counts."""
+CONTROL_RESTS = 1 << 9
+"""Beside it: the step keeps nothing, and only a wait that hangs says so."""
+LEVEL_MASK = 0xFF
+SLOT_UNKNOWN = ARG_MASK
+"""In a hang's ``slot``: a step that rested does not know whom it waits for."""
 
 assert COUNTERS.itemsize == COUNTER_BYTES
 assert HOST_RECORD.itemsize == LINE_BYTES

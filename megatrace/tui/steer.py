@@ -11,7 +11,7 @@ from megatrace.tui.dialogs import Ask, Choose
 from megatrace.tui.live import WINDOWS_S, LiveSource
 
 LEVELS = (
-    ("timeline", "timeline: every event of the steps chosen, counters on the others"),
+    ("timeline", "timeline: every event of the steps chosen, counters on some others"),
     ("counters", "counters: sums of stalls only"),
     ("off", "off: nothing is recorded"),
 )

@@ -23,6 +23,19 @@ def test_one_step_in_n_carries_a_timeline_and_the_others_counters() -> None:
     assert Decision().level(control, 5) == LEVEL_COUNTERS
 
 
+def test_one_step_in_n_counts_from_the_first_on_and_the_others_rest() -> None:
+    control = Control(level=LEVEL_TIMELINE, every_n=4, counters_every=4, seq=2)
+    counted = [step for step in range(1, 13) if not Decision.rests(control, step)]
+    assert counted == [1, 5, 9]
+    assert not set(counted) & set(timelines(control, range(1, 13)))
+
+
+def test_a_page_that_does_not_say_how_often_has_counters_on_every_step() -> None:
+    for every in (0, 1):
+        control = Control(level=LEVEL_COUNTERS, counters_every=every)
+        assert not any(Decision.rests(control, step) for step in range(1, 9))
+
+
 def test_a_lower_level_is_taken_as_it_is() -> None:
     for level in (LEVEL_OFF, LEVEL_COUNTERS):
         assert Decision().level(Control(level=level, every_n=1), 1) == level

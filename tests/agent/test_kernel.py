@@ -21,7 +21,7 @@ from megatrace.ring.drain import HostReader
 from megatrace.ring.file import STATE_CLOSED, RingFile
 from megatrace.ring.session import Session
 from megatrace.schema import HOST, Cause, Event, EventTable, Kind
-from megatrace.schema.layout import LEVEL_OFF, LEVEL_TIMELINE
+from megatrace.schema.layout import CONTROL_RESTS, LEVEL_COUNTERS, LEVEL_OFF, LEVEL_TIMELINE
 
 TABLE = EventTable("t", (Event(16, "full", Kind.STALL, "Not there.", cause=Cause.DATA),))
 
@@ -152,6 +152,26 @@ def test_steps_that_a_plugin_says_reach_the_kernel_on_its_stream(session: Sessio
         step_signal().emit(100)
         assert read_ack(ring).step == 100
         assert control_word(agent) == (100, LEVEL_TIMELINE)
+
+
+def test_a_step_that_rests_is_said_to_the_kernel_beside_its_level(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_TIMELINE, every_n=4, counters_every=2))
+        words = []
+        for step in range(1, 6):
+            agent.begin_step(step=step)
+            words.append(control_word(agent)[1])
+        rests = LEVEL_COUNTERS | CONTROL_RESTS
+        assert words == [LEVEL_COUNTERS, rests, LEVEL_COUNTERS, LEVEL_TIMELINE, LEVEL_COUNTERS]
+
+
+def test_launches_of_a_host_that_says_no_steps_all_count(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        seq = write_control(ring, Control(level=LEVEL_COUNTERS, counters_every=1000))
+        give_up = time.monotonic() + 5
+        while read_ack(ring).seq != seq and time.monotonic() < give_up:
+            time.sleep(0.02)
+        assert control_word(agent)[1] == LEVEL_COUNTERS
 
 
 def test_an_open_capture_window_records_the_very_next_step(session: Session) -> None:

@@ -149,7 +149,8 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]
     """
     folder = tmp_path_factory.mktemp("counted")
     out, sums = folder / "run.mtr", folder / "sums.npy"
-    record = [sys.executable, "-m", "megatrace", "record", "--every", "2", "-o", str(out), "--"]
+    record = [sys.executable, "-m", "megatrace", "record", "--every", "2", "--counters", "1"]
+    record += ["-o", str(out), "--"]
     subprocess.run(
         [*record, sys.executable, "-m", "tests.kernels.counted", "host", str(sums)],
         cwd=ROOT,

@@ -8,9 +8,11 @@ for every number of rows the time of a layer, the experts of this rank that a la
 (mean of all layers), the fraction of the floor (bytes that must be read, at the copy bandwidth of
 this run), and the ratio of twin to fused in turn (ABBA) with its spread and that of fused to
 itself (A/A). ``--against`` puts the kernels of other checkouts into the same turns, over the same
-memory: so a change is judged. ``--levels`` adds what the tracer costs at each level, ``--phases``
-what each launch of the twin takes. Where a launch's time goes: ``python -m
-tests.bench.layer_phases``.
+memory: so a change is judged. ``--levels`` adds what the tracer costs: of a step at each level, and
+of the mean step of a recording that keeps one timeline and one step of counters in 32
+(``megatrace record`` counts as often by itself, and chooses how often it keeps a timeline by what
+the host drains). ``--phases`` adds what each launch of the twin takes. Where a launch's time goes:
+``python -m tests.bench.layer_phases``.
 """
 
 from __future__ import annotations
@@ -19,144 +21,17 @@ import argparse
 import json
 import statistics
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from megatrace.agent.memory import TraceParams
-from megatrace.jit import Kernel
-from megatrace.muse.config import RELEASED
-from megatrace.muse.engine import Engine, new_cache
-from megatrace.muse.events import ROLES
-from megatrace.muse.pack import pack_layer
 from megatrace.muse.params import Phase
 from megatrace.muse.plan import step_floor
-from megatrace.muse.program import Build, Level, Program, block_count
-from megatrace.muse.tensors import random_layer
-from megatrace.schema.layout import CAUSE_SLOTS, LEVEL_COUNTERS, LEVEL_TIMELINE, LINE_WORDS
-
-RANKS = 8
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second that a copy reads and writes."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(12):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * source.numel() / statistics.median(times)
-
-
-@dataclass(frozen=True, slots=True)
-class OtherBuild(Build):
-    """The same build of another checkout's kernel."""
-
-    folder: Path = Path()
-
-    @property
-    def kernel(self) -> Kernel:
-        """What the compiler is given."""
-        return replace(Build.kernel.fget(self), source=self.folder.resolve() / "layer.cu")
-
-
-class Timed:
-    """A program and the time of its replays."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._stream = torch.cuda.ExternalStream(program.stream)
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def ms(self) -> float:
-        """One replay."""
-        begin, end = self._events
-        begin.record(self._stream)
-        self.program.replay()
-        end.record(self._stream)
-        end.synchronize()
-        return begin.elapsed_time(end)
-
-
-class PrivateTrace:
-    """A tracer's memory without an agent: lines in pinned host memory that nobody drains."""
-
-    LINES = 256
-
-    def __init__(self, blocks: int, layers: int, level: int) -> None:
-        """Room for a grid of ``blocks``; the control word says ``level``."""
-        warps = blocks * len(ROLES)
-        self._control = torch.tensor([1, level] + [0] * 14, dtype=torch.int32, device="cuda")
-        self._cursors = torch.zeros(warps, 4, dtype=torch.int32, device="cuda")
-        self._sums = torch.zeros(layers, CAUSE_SLOTS, warps, dtype=torch.int64, device="cuda")
-        self._lines = torch.zeros(warps, self.LINES, LINE_WORDS, dtype=torch.int32).pin_memory()
-        places = (self._control, self._cursors, self._sums, self._lines)
-        self.params = TraceParams(*(t.data_ptr() for t in places), self.LINES - 1, 0, warps, layers)
-
-
-def quantiles(values: list[float]) -> dict[str, float]:
-    """Median, 5 and 95 %."""
-    ordered = sorted(values)
-    at = lambda q: ordered[round(q * (len(ordered) - 1))]  # noqa: E731
-    return {"median": at(0.5), "p5": at(0.05), "p95": at(0.95)}
-
-
-@dataclass
-class Setup:
-    """An engine with weights and a past."""
-
-    engine: Engine
-    layers: int
-
-    @classmethod
-    def make(cls, layers: int, rows: int, context: int, build: Build) -> Setup:
-        """Random weights of one rank, a random past of ``context`` keys."""
-        model = replace(RELEASED, layers=RELEASED.layers[:layers])
-        rank = model.shard(0, RANKS, shard_projections=True)
-        packed = [
-            pack_layer(random_layer(model, rank, i, experts=build.experts, device="cuda"), model)
-            for i in range(layers)
-        ]
-        caches = [
-            new_cache(model, rank, i, context + rows, "cuda", build.cache) for i in range(layers)
-        ]
-        for cache in caches:
-            for tensor in (cache.keys, cache.values):
-                tensor.copy_(torch.randn(tensor.shape, device="cuda"))
-        embedding = torch.randn(4096, model.hidden, device="cuda").bfloat16()
-        blocks = block_count(build)
-        engine = Engine(
-            model,
-            rank,
-            packed,
-            caches,
-            blocks,
-            rows,
-            "cuda",
-            embedding=embedding,
-        )
-        engine.context.fill_(context)
-        for rows_of in engine.peers.values():
-            rows_of.normal_(0, 0.3)
-        engine.tokens.random_(0, 4096)
-        engine.keep_routes()
-        return cls(engine, layers)
-
-    def distinct(self, rows: int) -> list[int]:
-        """Experts of this rank that each layer of the last step hit."""
-        engine, counts = self.engine, []
-        for ids in engine.routes.values():
-            local = ids[:rows] - engine.rank.first_expert
-            hit = local[(local >= 0) & (local < engine.rank.local_experts)]
-            counts.append(hit.unique().numel())
-        return counts
+from megatrace.muse.program import Build, Program
+from tests.bench.layer_levels import level_overhead, recorded_overhead
+from tests.bench.layer_setup import OtherBuild, Setup, Timed, copy_bandwidth, quantiles
 
 
 def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[str, Any]:
@@ -224,42 +99,10 @@ def measure(options: argparse.Namespace, rows: int, bandwidth: float) -> dict[st
     }
     if options.levels:
         figures["overhead"] = level_overhead(setup, rows, build, options.rounds)
+        figures["recorded"] = recorded_overhead(setup, rows, build, options.rounds)
     if options.phases:
         figures["phase_us"] = phase_times(setup, rows, build)
     return figures
-
-
-def level_overhead(setup: Setup, rows: int, build: Build, rounds: int) -> dict[str, Any]:
-    """Percent over level off, in turn with it: of each level and of off itself."""
-    engine = setup.engine
-    cases: dict[str, tuple[Level, int]] = {
-        "off": ("off", 0),
-        "off again": ("off", 0),
-        "counters": ("counters", LEVEL_COUNTERS),
-        "timeline": ("timeline", LEVEL_TIMELINE),
-        "timeline built, counters on": ("timeline", LEVEL_COUNTERS),
-        "timeline built, switched off": ("timeline", 0),
-    }
-    launches = engine.step(rows, "fused", embed=True)
-    traces = {
-        name: PrivateTrace(engine.blocks, setup.layers, level) for name, (_, level) in cases.items()
-    }
-    timed = {
-        name: Timed(Program(launches, replace(build, level=level), trace=traces[name].params))
-        for name, (level, _) in cases.items()
-    }
-    engine.empty()
-    torch.cuda.synchronize()
-    ratios: dict[str, list[float]] = {name: [] for name in cases if name != "off"}
-    for round_ in range(rounds + 4):
-        engine.tokens.random_(0, 4096)
-        torch.cuda.synchronize()
-        order = list(cases) if round_ % 2 == 0 else list(cases)[::-1]
-        ms = {name: timed[name].ms() for name in order}
-        if round_ >= 4:
-            for name in ratios:
-                ratios[name].append(100 * (ms[name] / ms["off"] - 1))
-    return {name: quantiles(values) for name, values in ratios.items()}
 
 
 def phase_times(setup: Setup, rows: int, build: Build) -> dict[str, float]:
@@ -302,6 +145,8 @@ def say(figures: dict[str, Any]) -> None:
     percent = "{median:+.2f} % ({p5:+.2f} to {p95:+.2f})".format
     for name, overhead in figures.get("overhead", {}).items():
         print(f"  {name:<29} {percent(**overhead)}")
+    for name, overhead in figures.get("recorded", {}).items():
+        print(f"  mean step {name:<29} {percent(**overhead)}")
     for name, us in figures.get("phase_us", {}).items():
         print(f"  twin's {name:<22} {us:7.1f} us")
     sys.stdout.flush()

@@ -8,9 +8,13 @@
 One server under ``megatrace record`` holds three graphs of every verify (a plugin of this bench
 captures each shape once a path, see site/megatrace_bench_switch.py): SGLang's own forward, the
 megakernel without a tracer, and with one. The same requests go through each in turn, there and
-back (ABBA), and the traced one is recorded in three ways that the control page asks for. Of each:
+back (ABBA), and the traced one is recorded in three ways that the control page asks for:
+counters on every step, counters and a timeline on one step in 32 each ("recorded"; the default
+chooses the latter by what the host drains), a timeline on every step. Of each:
 
-    span      of the verify graph, first node to last, by events inside of the graph
+    span      of the verify graph, first node to last, by events inside of the graph: of the
+              median verify
+    mean      the same of the mean verify, in which the steps that keep something have their part
     step      wall time of a request over its steps, draft, sampling and scheduler included
     tokens/s  of the wall
 
@@ -66,31 +70,32 @@ class Variant:
         if not self.asks:
             return True
         timeline = self.asks["level"] == "timeline"
-        if (control.level > 1) != timeline:
+        if (control.level > 1) != timeline or control.counters_every != int(self.asks["counters"]):
             return False
         return not timeline or (control.every_n == 1) == (self.asks["every"] == "1")
 
 
-COUNTERS = {"level": "counters"}
+COUNTERS = {"level": "counters", "counters": "1"}
 VARIANTS = (
     Variant("sglang", 0, COUNTERS),
     Variant("untraced", 1, COUNTERS),
     Variant("counters", 2, COUNTERS),
-    Variant("timeline", 2, {"level": "timeline", "every": "32"}),
-    Variant("every step", 2, {"level": "timeline", "every": "1"}),
+    Variant("recorded", 2, {"level": "timeline", "every": "32", "counters": "32"}),
+    Variant("every step", 2, {"level": "timeline", "every": "1", "counters": "1"}),
 )
 OWN, UNTRACED = "sglang", "untraced"
 RATIOS = (
-    *("faster_span", "faster_step", "cost_span", "cost_step"),
-    *("a_over_a_span", "a_over_a_step"),
+    *("faster_span", "faster_step", "cost_span", "cost_mean", "cost_step"),
+    *("a_over_a_span", "a_over_a_mean", "a_over_a_step"),
 )
 
 
 @dataclass
 class Visit:
-    """What one variant did once: medians of its verifies' spans, and its request's wall."""
+    """What one variant did once: median and mean of its verifies' spans, its request's wall."""
 
     span_us: float
+    mean_us: float
     step_us: float
     tokens_per_s: float
 
@@ -146,7 +151,8 @@ class Bench:
         if len(spans) < 3 or len(spans) < len(lines):
             raise SystemExit(f"{variant.name}: {len(spans)} of {len(lines)} verifies were its own")
         span_us, step_us = statistics.median(spans[1:]), 1e6 * dur_s / steps
-        visit = Visit(span_us, step_us, meta["completion_tokens"] / dur_s)
+        mean_us = statistics.fmean(spans[1:])
+        visit = Visit(span_us, mean_us, step_us, meta["completion_tokens"] / dur_s)
         say(
             f"{variant.name}: span {span_us:.0f} us, step {step_us:.0f} us, "
             f"{visit.tokens_per_s:.0f} tokens/s; took {time.monotonic() - begin:.1f} s"
@@ -227,9 +233,9 @@ def figures(rounds: Sequence[dict[str, tuple[Visit, Visit]]]) -> dict[str, Any]:
     result = {}
     for variant in rounds[0]:
         here: dict[str, Any] = {}
-        for name in ("span_us", "step_us", "tokens_per_s"):
+        for name in ("span_us", "mean_us", "step_us", "tokens_per_s"):
             here[name] = spread([mean(r[variant], name) for r in rounds])
-        for name in ("span", "step"):
+        for name in ("span", "mean", "step"):
             us = f"{name}_us"
             own, untraced, this = (
                 [mean(r[which], us) for r in rounds] for which in (OWN, UNTRACED, variant)

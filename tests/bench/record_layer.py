@@ -19,7 +19,7 @@ from megatrace.muse.events import MUSE, ROLES
 from megatrace.muse.plan import launch_bytes
 from megatrace.muse.program import KERNELS, Build, Program
 from megatrace.schema.traffic import COPY_BANDWIDTH, LAUNCH_BYTES
-from tests.bench.bench_layer import Setup, copy_bandwidth
+from tests.bench.layer_setup import Setup, copy_bandwidth
 
 
 def main() -> int:

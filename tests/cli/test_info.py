@@ -59,7 +59,13 @@ def test_what_attached_and_what_did_not_is_in_the_text(recorded: Path) -> None:
 
 def test_the_recording_options_are_in_the_text(recorded: Path, tmp_path: Path) -> None:
     text = megatrace("info", recorded).stdout
-    for line in ("every  auto: ", "level  timeline", "steps  all", "sms    all"):
+    for line in (
+        "every  auto: ",
+        "counters  1 step in 32",
+        "level  timeline",
+        "steps  all",
+        "sms    all",
+    ):
         name, value = line.split(maxsplit=1)
         assert f"  {name.ljust(19)}{value}".rstrip() in text
     asked = ("--every", "4", "--level", "counters", "--steps", "3:9", "--burst", "2")
@@ -67,6 +73,7 @@ def test_the_recording_options_are_in_the_text(recorded: Path, tmp_path: Path) -
     body = info(tmp_path / "run.mtr")
     assert body["recorded"] == {
         "every": "1 step in 4",
+        "counters": "1 step in 32",
         "level": "counters",
         "steps": "3 to 8",
         "burst": "2 steps first",

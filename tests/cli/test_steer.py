@@ -20,6 +20,7 @@ def test_a_script_changes_what_is_recorded_and_reads_it_back(tmp_path: Path) -> 
         assert live.read().note["asked"]["level"] == "counters"  # type: ignore[index]
         rows = dict(line.split() for line in megatrace("steer").stdout.splitlines())
         assert rows == {"WHAT": "NOW", "level": "counters", "every": "6"} | {
+            "counters": "32",
             "steps": "all",
             "sms": "0-3,7",
         }
@@ -66,6 +67,7 @@ def test_before_a_process_has_attached_it_says_so(tmp_path: Path) -> None:
     ("words", "code", "why"),
     [
         (("--every", "0"), 2, "not a number of steps"),
+        (("--counters", "0"), 2, "not a number of steps"),
         (("--level", "loud"), 2, "'loud' is not one of"),
         (("--burst", "2", "-o", "here.txt"), 2, "here.txt is not named *.mtr"),
         (("-o", "here.mtr"), 2, "-o is for a burst"),

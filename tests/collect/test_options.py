@@ -7,6 +7,7 @@ import pytest
 from megatrace.collect.options import (
     RecordOptions,
     default_name,
+    parse_counters,
     parse_every,
     parse_sms,
     parse_steps,
@@ -24,6 +25,17 @@ def test_every_takes_a_number_or_auto(text: str, every_n: int) -> None:
 def test_every_refuses_what_is_no_number_of_steps(text: str) -> None:
     with pytest.raises(UsageError):
         parse_every(text)
+
+
+@pytest.mark.parametrize(("text", "n"), [("1", 1), ("32", 32)])
+def test_counters_take_a_number_of_steps(text: str, n: int) -> None:
+    assert parse_counters(text) == n
+
+
+@pytest.mark.parametrize("text", ["auto", "0", "-1", "", "1.5", str(1 << 32)])
+def test_counters_refuse_what_is_no_number_of_steps(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_counters(text)
 
 
 @pytest.mark.parametrize(

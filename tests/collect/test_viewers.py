@@ -62,17 +62,19 @@ def session(output: Path, *options: str, steps: int = 100_000) -> Iterator[Sessi
 
 def test_a_viewer_changes_what_the_agent_is_asked_for(tmp_path: Path) -> None:
     with session(tmp_path / "run.mtr") as live:
-        assert live.ask(level="counters", sms="0-3,7", steps="10:+5", every="6")["ok"]
+        assert live.ask(level="counters", sms="0-3,7", steps="10:+5", every="6", counters="5")["ok"]
         (path,) = live.path.glob("*.ring")
         with RingFile.attach(path) as ring:
             wait_until(lambda: read_control(ring).level == LEVEL_COUNTERS, "the level is lower")
             control = read_control(ring)
-            assert (control.every_n, control.sm_mask) == (6, 0b10001111)
+            assert (control.every_n, control.counters_every) == (6, 5)
+            assert control.sm_mask == 0b10001111
             assert (control.window_begin, control.window_end) == (10, 15)
             assert live.ask(level="timeline", sms="all", steps="all", every="auto")["ok"]
             wait_until(lambda: read_control(ring).level == LEVEL_TIMELINE, "the level is back")
         asked_now = live.read().note["asked"]
-        assert asked_now == {"level": "timeline", "every": "auto", "steps": "all", "sms": "all"}
+        same = {"steps": "all", "sms": "all"}
+        assert asked_now == {"level": "timeline", "every": "auto", "counters": "5"} | same
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,11 @@ def test_a_burst_that_the_programs_end_cuts_short_is_finished(tmp_path: Path) ->
 
 
 def test_options_and_wishes_say_the_same() -> None:
-    options = RecordOptions(("x",), every_n=7, window=(3, 9), sms=frozenset({0, 1, 2, 9}))
+    sms = frozenset({0, 1, 2, 9})
+    options = RecordOptions(("x",), every_n=7, counters_every=5, window=(3, 9), sms=sms)
     words = asked(options)
-    assert words == {"level": "timeline", "every": "7", "steps": "3:9", "sms": "0-2,9"}
+    cadence = {"level": "timeline", "every": "7", "counters": "5"}
+    assert words == cadence | {"steps": "3:9", "sms": "0-2,9"}
     assert changed(RecordOptions(("x",)), words) == options
     with pytest.raises(UsageError):
         changed(options, {"level": ""})

@@ -125,6 +125,27 @@ def test_what_is_recorded_changes_while_the_same_graph_replays(
         session.close(remove=True)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_step_that_rests_keeps_nothing(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session.create("rest")
+    running = Running(chip(target), session, monkeypatch)
+    try:
+        running.step(Control(level=LEVEL_COUNTERS, counters_every=3))
+        counted = running.stalls()
+        assert counted > 0
+        for _ in range(2):
+            lines = running.step(Control(level=LEVEL_COUNTERS, counters_every=3))
+            assert len(lines) == 0
+        assert running.stalls() == counted
+        running.step(Control(level=LEVEL_COUNTERS, counters_every=3))
+        assert running.stalls() > counted
+    finally:
+        running.chain.close()
+        running.ring.close()
+        running.agent.close()
+        session.close(remove=True)
+
+
 def headers_of(lines: np.ndarray) -> np.ndarray:
     """The header words among ``lines``: each begins a line."""
     words = lines[:, 1]

@@ -13,7 +13,7 @@ import pytest
 from megatrace.analysis import summarise
 from megatrace.capture.reader import open_capture
 from megatrace.jit import HOST, default_target
-from megatrace.schema.layout import ARG_BIT, ARG_MASK, TIME_BITS
+from megatrace.schema.layout import ARG_BIT, ARG_MASK, SLOT_UNKNOWN, TIME_BITS
 
 SCRIPT = Path(__file__).parents[1] / "kernels" / "hang.py"
 TARGETS = [HOST, pytest.param("gpu", marks=pytest.mark.gpu)]
@@ -47,12 +47,14 @@ def events_of_ring(capture: Path, ring: int) -> set[int]:
     return set((words[words < ARG_BIT] >> TIME_BITS).tolist())
 
 
-def hung(target: str, form: str, out: Path, *options: str) -> None:
+def hung(
+    target: str, form: str, out: Path, *options: str, step: int = 1, slot: int | None = 7
+) -> None:
     """Record the kernel until it is given up: the capture and, on the host, stderr say why."""
     command = [sys.executable, "-m", "megatrace", "record", *options, "-o", str(out), "--"]
     target_arch = default_target() if target == "gpu" else target
     done = subprocess.run(
-        [*command, sys.executable, str(SCRIPT), target_arch, form],
+        [*command, sys.executable, str(SCRIPT), target_arch, form, str(step)],
         capture_output=True,
         text=True,
         check=False,
@@ -60,8 +62,9 @@ def hung(target: str, form: str, out: Path, *options: str) -> None:
     )
     assert done.returncode == 3, done.stderr
     (hang,) = summarise(open_capture(out)).hangs
-    assert (hang.role, hang.event, hang.slot, hang.block, hang.warp) == ("waiter", "never", 7, 1, 1)
-    assert hang_records(out) == [(3, 18, 7)]
+    assert (hang.role, hang.event, hang.block, hang.warp) == ("waiter", "never", 1, 1)
+    assert hang.slot == slot
+    assert hang_records(out) == [(3, 18, SLOT_UNKNOWN if slot is None else slot)]
     if target == HOST:
         row = next(line for line in done.stderr.splitlines() if "spin 'never' slot 7" in line)
         assert row.split()[:2] == ["1", "1"], "block 1, warp 1"
@@ -91,4 +94,14 @@ def test_a_warp_that_only_counts_says_whom_it_waits_for_before_it_traps(
 ) -> None:
     out = tmp_path / "hang.mtr"
     hung(target, form, out, *options)
+    assert 16 not in events_of_ring(out, 3), "it kept no lines until then"
+
+
+@pytest.mark.parametrize(("target", "form"), BODIES)
+def test_a_warp_of_a_step_that_rests_says_what_it_waits_for_but_not_whom(
+    target: str, form: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "hang.mtr"
+    # The host build, where code costs nothing, knows.
+    hung(target, form, out, "--every", "1000", step=2, slot=7 if target == HOST else None)
     assert 16 not in events_of_ring(out, 3), "it kept no lines until then"

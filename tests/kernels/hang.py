@@ -24,7 +24,7 @@ FORMS = ("one body", "bodies", "calls")
 
 
 def main() -> int:
-    target, form = sys.argv[1:]
+    target, form, *step = sys.argv[1:]
     library = load(build(Kernel(Path(__file__).with_name("hang.cu"), (HANG,)), target), HANG)
     library.megatrace_last_error.restype = ctypes.c_char_p
     agent = KernelAgent.start(
@@ -34,7 +34,7 @@ def main() -> int:
         kernels=("hang",),
         device="cpu" if target == HOST else "cuda",
     )
-    agent.begin_step()
+    agent.begin_step(step=int(step[0]) if step else 1)
     failed = library.hang_run(ctypes.byref(agent.params), FORMS.index(form))
     print(library.megatrace_last_error().decode(), flush=True)
     os._exit(3 if failed else 0)  # a trapped context cannot be closed in order

@@ -17,8 +17,9 @@
 //   }
 //
 // What run() is given is in the kernel once for each level up to T's, and a launch runs what the
-// host wants of it: one that nobody wants to see is the plain kernel, but for a word that it asks
-// for at its start, and run() waits for. `T t(trace)` in place of the two makes one body of it,
+// host wants of it: one that keeps nothing is the plain kernel, but for a word that it asks for at
+// its start, and run() waits for, and for what a wait does that is given up
+// (tracer_resting.cuh). `T t(trace)` in place of the two makes one body of it,
 // which any launch runs: less code, where a launch that is switched off may cost a little. (Not of
 // a tracer with named warps.)
 //
@@ -27,7 +28,8 @@
 // warps; arguments are the same in all lanes; spans end before end().
 //
 // A wait of the tracer's has a bound at every level, off too: it traps after 2**34 cycles, 8.7 s at
-// 1.98 GHz. In a launch of counters it is given up after half of that, and says whom it waited for.
+// 1.98 GHz. In a launch of counters it is given up after half of that, and says whom it waited for;
+// in one that keeps nothing too, but not whom.
 // So what is off is the same code as a kernel that waits by mbar_wait() and poll() of sync.cuh and
 // has no tracer. A kernel that waits for work for longer is built with its own bound, for example
 // -DMEGATRACE_TRAP_CYCLES='(1ull<<38)'; the host build finds a deadlock by itself.
@@ -42,6 +44,7 @@
 
 #include "megatrace/tracer_called.cuh"
 #include "megatrace/tracer_inline.cuh"
+#include "megatrace/tracer_resting.cuh"
 
 namespace megatrace {
 
@@ -85,17 +88,13 @@ class Launch {
       T t(p_);
       body(t);
     } else {
-      // The order of the bodies in the code: a large kernel runs fastest what comes first, and
-      // counters are what most launches have while somebody records.
+      // A large kernel runs fastest what comes first in its code (README, What it costs), which is
+      // what comes last here.
       const Level level = wanted();
-      if (level != Level::timeline) {
-        if (level != Level::off)
-          run_at<Level::counters>(body);
-        else
-          run_at<Level::off>(body);
-      } else if constexpr (T::level == Level::timeline) {
-        run_at<Level::timeline>(body);
-      }
+      if constexpr (T::level == Level::timeline)
+        if (level == Level::timeline) return run_at<Level::timeline>(body);
+      if (level == Level::counters) return run_at<Level::counters>(body);
+      run_at<Level::off>(body);
     }
   }
 
@@ -103,7 +102,7 @@ class Launch {
   MEGATRACE_DEVICE Level wanted() const {
     const uint32_t level = ptx::opaque(control_.y);
     Level wanted = Level::off;
-    if (level != 0 && fits(p_)) wanted = Level::counters;
+    if (keeps(level) && fits(p_)) wanted = Level::counters;
     if constexpr (T::level == Level::timeline)
       if (wanted != Level::off && wants_timeline(p_, level)) wanted = Level::timeline;
     return static_cast<Level>(ptx::opaque(static_cast<uint32_t>(wanted)));
@@ -112,7 +111,7 @@ class Launch {
   template <Level kLevel, class Body>
   MEGATRACE_DEVICE void run_at(Body& body) {
     if constexpr (kLevel == Level::off) {
-      typename T::template At<kLevel> t({});
+      Resting<typename T::template At<kLevel>> t(p_);
       body(t);
     } else {
       typename T::template At<kLevel> t(p_, control_);

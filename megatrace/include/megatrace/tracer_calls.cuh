@@ -34,13 +34,16 @@ MEGATRACE_DEVICE uint2 ask_control(const TraceParams& p) {
   return p.control == nullptr ? make_uint2(0, 0) : ptx::load_pair(p.control);
 }
 
+// Does a launch of this level keep anything?
+MEGATRACE_DEVICE bool keeps(uint32_t level) { return level != 0 && (level & kRests) == 0; }
+
 // Does a launch of this level have a timeline on this SM?
 MEGATRACE_DEVICE bool wants_timeline(const TraceParams& p, uint32_t level) {
   if (MEGATRACE_RARE(level & kSomeSms)) {
     const uint32_t sm = ptx::sm_id();
     if (!(ptx::load_relaxed(p.control + 4 + (sm >> 5)) >> (sm & 31) & 1)) return false;
   }
-  return (level & ~kSomeSms) >= static_cast<uint32_t>(Level::timeline);
+  return (level & kLevelMask) >= static_cast<uint32_t>(Level::timeline);
 }
 
 // -- calls -----------------------------------------------------------------------------

@@ -50,8 +50,27 @@ class StallSums<0> {
   uint64_t sums_[kCauses] = {};
 };
 
-// kWarps: of a block whose stalls are summed in shared memory, or 0.
+// The end of a wait of a warp that keeps no lines: it says whom it waits for, in a launch of its
+// own in the ring that begins now and never ends, gives the others time to say so too, and
+// traps. It does not come back, so that no register has to outlive a call that nobody makes.
+template <class Speaker>
+struct LastWordsOf {
+  [[noreturn]] MEGATRACE_FUNCTION void say(TraceParams p, uint32_t event, const char* name,
+                                           uint32_t slot, uint64_t begin) {
+    Speaker t(p);
+    t.after_dependency();
+    t.hang(event, slot, begin);
+    while (ptx::clock64() - begin < ptx::kTrapCycles) ptx::spin_pause(name, slot);
+    ptx::trap();
+    __builtin_unreachable();
+  }
+};
 template <Level L, Detail D, Head H, uint32_t kWarps = 0>
+class Inlined;
+using LastWords = LastWordsOf<Inlined<Level::timeline, Detail::stalls, Head::late>>;
+
+// kWarps: of a block whose stalls are summed in shared memory, or 0.
+template <Level L, Detail D, Head H, uint32_t kWarps>
 class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   static constexpr bool kTimeline = L == Level::timeline;
   static constexpr bool kAll = kTimeline && D == Detail::all;
@@ -276,7 +295,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   // Adds this launch's stalls to the running sums; a launch with a timeline says them there.
   // Nothing is read and nobody waits.
   MEGATRACE_DEVICE void add_sums() {
-    if (!live_ && (ptx::opaque(control_.y) == 0 || warp_of_grid() >= p_.warps)) return;
+    if (!live_ && (!keeps(ptx::opaque(control_.y)) || warp_of_grid() >= p_.warps)) return;
     if (ptx::lane_id() != 0) return;
     // A kernel that names its warps has no registers to spare.
     uint64_t* const sums = kWarps == 0 ? sums_ : p_.sums + ptx::opaque(warp_of_grid());
@@ -322,7 +341,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
     else
       hung = spin_bounded(
           event.name, slot, block, [] {},
-          [&] { last_words(p_, event.id, event.name, slot_of(slot), begin); }, begin,
+          [&] { LastWords::say(p_, event.id, event.name, slot_of(slot), begin); }, begin,
           ptx::kGiveUpCycles);
     const uint64_t cycles = ptx::clock64() - begin;
     return {static_cast<decltype(Stalled::begin)>(begin - t0_),
@@ -354,21 +373,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
     }
   }
 
-  // The end of a wait of a warp that keeps no lines: it says whom it waits for, in a launch of its
-  // own in the ring that begins now and never ends, gives the others time to say so too, and
-  // traps. It does not come back, so that no register has to outlive a call that nobody makes.
-  [[noreturn]] MEGATRACE_FUNCTION void last_words(Params p, uint32_t event, const char* name,
-                                                  uint32_t slot, uint64_t begin) {
-    Inlined<Level::timeline, Detail::stalls, Head::late> t(p);
-    t.after_dependency();
-    t.hang(event, slot, begin);
-    while (ptx::clock64() - begin < ptx::kTrapCycles) ptx::spin_pause(name, slot);
-    ptx::trap();
-    __builtin_unreachable();
-  }
-
-  template <Level, Detail, Head, uint32_t>
-  friend class Inlined;
+  friend struct LastWordsOf<Inlined>;
 
   const Params p_;
   uint2 control_;             // step id, level
