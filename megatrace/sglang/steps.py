@@ -41,45 +41,43 @@ _REQUEST = HOST_EVENT_IDS["request"]
 _NAMES = {i: name for name, i in HOST_EVENT_IDS.items()}
 
 
-class Span:
-    """A span being timed. ``batch`` in requests, ``tokens`` in rows, ``graph`` 0 or 1.
+class _Open:
+    """A step being timed. ``inside`` is what stands in the ring before it.
 
-    Of a step, ``inside`` is what stands in the ring before it.
+    ``verify`` is one whose accept length is not known yet: begin and end in ns, requests, rows.
     """
 
-    __slots__ = (
-        *("batch", "begin_ns", "end_ns", "event", "graph"),
-        *("inside", "step", "tokens", "verify"),
-    )
+    __slots__ = ("batch", "begin_ns", "end_ns", "graph", "inside", "step", "tokens", "verify")
 
-    def __init__(self, event: int, step: int, batch: int, tokens: int) -> None:
-        self.event = event
+    def __init__(self, step: int, batch: int, tokens: int, begin_ns: int) -> None:
         self.step = step
         self.batch = batch
         self.tokens = tokens
         self.graph = 0
         self.inside: list[HostRecord] = []
-        self.verify: Span | None = None
+        self.verify: tuple[int, int, int, int] | None = None
+        self.begin_ns = begin_ns
         self.end_ns = 0
-        self.begin_ns = time.monotonic_ns()
-
-    def record(self, accepted: int) -> HostRecord:
-        """What the ring has of it."""
-        values = (self.batch, self.tokens, self.graph, accepted)
-        return (self.event, self.begin_ns, self.end_ns, self.step, values, b"")
 
 
 class StepTracer:
-    """The three hooks of the scheduler's loop; none of them raises or changes a result."""
+    """The three hooks of the scheduler's loop; none of them raises or changes a result.
+
+    A hook is one function, with little in it: what it runs has left the caches since the step
+    before, so that every call and every line of it costs many times what it costs in a loop
+    (tests/bench/bench_sglang_steps.py --cold).
+    """
 
     def __init__(self, agent: HostAgent, nvtx: NvtxBridge, guard: Guard) -> None:
         self._agent = agent
         self._nvtx = nvtx if nvtx.active else None
         self._guard = guard
+        self._broken = guard.broken
         self._signal = step_signal()
-        self._step: Span | None = None
+        self._step: _Open | None = None
         self._last = 0
-        self._waiting: dict[int, Span] = {}
+        self._stages: dict[Any, int] = {}
+        self._waiting: dict[int, _Open] = {}
 
     def current(self) -> int:
         """Number of the step in progress, 0 outside of one."""
@@ -93,116 +91,128 @@ class StepTracer:
         self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """AROUND ``Scheduler.run_batch(batch, ...)``."""
-        span = self._guarded(RUN_BATCH, self._open_step, scheduler, args, kwargs)
-        if span is None:
+        if RUN_BATCH in self._broken:
             return original(scheduler, *args, **kwargs)
-        self._step, self._last = span, span.step
-        self._signal.emit(span.step)
+        try:
+            batch = args[0] if args else kwargs["batch"]
+            requests = batch.reqs
+            number = scheduler.forward_ct + 1  # run_batch counts before anything else
+            begin_ns = time.monotonic_ns()
+            step = _Open(number, len(requests), _tokens(batch, len(requests)), begin_ns)
+            for index, request in enumerate(requests):
+                text = str(request.rid).encode("utf-8", "replace")[:TEXT_BYTES]
+                step.inside.append((_REQUEST, begin_ns, begin_ns, number, (index,), text))
+        except Exception as error:
+            self._guard.fail(RUN_BATCH, error)
+            return original(scheduler, *args, **kwargs)
+        self._step, self._last = step, number
+        self._signal.emit(number)
         if self._nvtx is not None:
-            self._nvtx.push("step", span.step)
+            self._nvtx.push("step", number)
         try:
             return original(scheduler, *args, **kwargs)
         finally:
+            step.end_ns = time.monotonic_ns()
             if self._nvtx is not None:
                 self._nvtx.pop()
             self._step = None
-            self._guarded(RUN_BATCH, self._close_step, span)
+            if step.verify is None or PROCESS_RESULT in self._broken:
+                self._write(step, UNKNOWN)
+            else:
+                self._waiting[number] = step
+                if len(self._waiting) > _WAITING:
+                    self._give_up_oldest()
 
     def around_forward(
         self, original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """AROUND ``ModelRunner.forward(forward_batch, ...)``, graph replays included."""
-        span = self._guarded(FORWARD, self._open_forward, runner, args, kwargs)
-        if span is None:
+        if FORWARD in self._broken:
+            return original(runner, *args, **kwargs)
+        try:
+            batch = args[0] if args else kwargs["forward_batch"]
+            event = _DRAFT if runner.is_draft_worker else self._stage(batch.forward_mode)
+            requests, rows = int(batch.batch_size), _rows(batch)
+        except Exception as error:
+            self._guard.fail(FORWARD, error)
             return original(runner, *args, **kwargs)
         if self._nvtx is not None:
-            self._nvtx.push(_NAMES[span.event], span.step)
+            self._nvtx.push(_NAMES[event], self.current())
+        begin_ns = time.monotonic_ns()
         try:
             output = original(runner, *args, **kwargs)
         finally:
             if self._nvtx is not None:
                 self._nvtx.pop()
-        self._guarded(FORWARD, self._close_forward, span, output)
+        end_ns = time.monotonic_ns()
+        try:
+            graph = 1 if output.can_run_graph else 0
+            step = self._step
+            if step is None:
+                values = (requests, rows, graph, UNKNOWN)
+                self._agent.spans([(event, begin_ns, end_ns, 0, values, b"")])
+                return output
+            if event != _DRAFT:
+                # A step has the rows of its target forward, not of its draft.
+                step.tokens, step.graph = rows, graph
+            if event == _VERIFY:
+                step.verify = (begin_ns, end_ns, requests, rows)
+            else:
+                values = (requests, rows, graph, UNKNOWN)
+                step.inside.append((event, begin_ns, end_ns, step.step, values, b""))
+        except Exception as error:
+            self._guard.fail(FORWARD, error)
         return output
 
     def after_result(
         self, result: Any, scheduler: Any, batch: Any, outcome: Any, *args: Any, **kwargs: Any
     ) -> None:
         """AFTER ``Scheduler.process_batch_result(batch, result)``: accept lengths are here."""
-        if self._waiting:
-            self._guarded(PROCESS_RESULT, self._settle, batch, outcome)
+        if not self._waiting or PROCESS_RESULT in self._broken:
+            return
+        try:
+            step = self._waiting.get(batch.forward_iter)
+            if step is None:
+                return
+            # A list of the host, made by the scheduler from a tensor it had waited for.
+            drafts = getattr(outcome, "num_correct_drafts_per_req_cpu", None)
+            accepted = UNKNOWN
+            if drafts is not None:
+                accepted = sum(drafts) + len(drafts) * outcome.num_non_draft_tokens_per_req
+            del self._waiting[step.step]
+        except Exception as error:
+            self._guard.fail(PROCESS_RESULT, error)
+            return
+        self._write(step, accepted)
 
     def flush(self) -> None:
         """Write the steps whose results never came, accept length unknown."""
         while self._waiting:
-            self._write(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
+            self._give_up_oldest()
 
-    def _guarded(self, target: str, call: Callable[..., Any], *args: Any) -> Any:
-        if target in self._guard.broken:
-            return None
-        try:
-            return call(*args)
-        except Exception as error:
-            self._guard.fail(target, error)
-            return None
+    def _give_up_oldest(self) -> None:
+        self._write(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
 
-    def _open_step(self, scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
-        batch = args[0] if args else kwargs["batch"]
-        step = scheduler.forward_ct + 1  # run_batch counts before anything else
-        rows = batch.extend_num_tokens if batch.forward_mode.is_extend() else None
-        requests = batch.reqs
-        span = Span(_STEP, step, len(requests), rows or len(requests))
-        for index, request in enumerate(requests):
-            text = str(request.rid).encode("utf-8", "replace")[:TEXT_BYTES]
-            span.inside.append((_REQUEST, span.begin_ns, span.begin_ns, step, (index,), text))
-        return span
-
-    def _close_step(self, span: Span) -> None:
-        span.end_ns = time.monotonic_ns()
-        if span.verify is None or PROCESS_RESULT in self._guard.broken:
-            self._write(span, UNKNOWN)
-            return
-        self._waiting[span.step] = span
-        if len(self._waiting) > _WAITING:
-            self._write(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
-
-    def _open_forward(self, runner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
-        batch = args[0] if args else kwargs["forward_batch"]
-        event = _DRAFT if runner.is_draft_worker else _stage(batch.forward_mode)
-        return Span(event, self.current(), int(batch.batch_size), _rows(batch))
-
-    def _close_forward(self, span: Span, output: Any) -> None:
-        span.end_ns = time.monotonic_ns()
-        span.graph = int(bool(output.can_run_graph))
-        step = self._step
-        if step is None:
-            self._write(span, UNKNOWN)
-            return
-        if span.event != _DRAFT:
-            # A step has the rows of its target forward, not of its draft.
-            step.tokens, step.graph = span.tokens, span.graph
-        if span.event == _VERIFY:
-            step.verify = span
-        else:
-            step.inside.append(span.record(UNKNOWN))
-
-    def _settle(self, batch: Any, outcome: Any) -> None:
-        if batch.forward_iter not in self._waiting:
-            return
-        # A list of the host, made by the scheduler from a tensor it had waited for.
-        drafts = getattr(outcome, "num_correct_drafts_per_req_cpu", None)
-        accepted = UNKNOWN
-        if drafts is not None:
-            accepted = sum(drafts) + len(drafts) * outcome.num_non_draft_tokens_per_req
-        self._write(self._waiting.pop(batch.forward_iter), accepted)
-
-    def _write(self, span: Span, accepted: int) -> None:
+    def _write(self, step: _Open, accepted: int) -> None:
         """All of a step at once: a record alone costs a busy server several times as much."""
-        records = span.inside
-        if span.verify is not None:
-            records.append(span.verify.record(accepted))
-        records.append(span.record(accepted))
-        self._agent.spans(records)
+        records, graph = step.inside, step.graph
+        try:
+            if step.verify is not None:
+                begin_ns, end_ns, requests, rows = step.verify
+                values = (requests, rows, graph, accepted)
+                records.append((_VERIFY, begin_ns, end_ns, step.step, values, b""))
+            values = (step.batch, step.tokens, graph, accepted)
+            records.append((_STEP, step.begin_ns, step.end_ns, step.step, values, b""))
+            self._agent.spans(records)
+        except Exception as error:
+            self._guard.fail(RUN_BATCH, error)
+
+    def _stage(self, mode: Any) -> int:
+        """The host event of a target forward in this mode."""
+        event = self._stages.get(mode)
+        if event is None:
+            event = self._stages[mode] = _stage(mode)
+        return event
 
 
 def _stage(mode: Any) -> int:
@@ -214,6 +224,11 @@ def _stage(mode: Any) -> int:
     if mode.is_extend():
         return _EXTEND
     return _FORWARD
+
+
+def _tokens(batch: Any, requests: int) -> int:
+    """Tokens of a step that is to begin: a target forward in it knows better."""
+    return (batch.extend_num_tokens if batch.forward_mode.is_extend() else None) or requests
 
 
 def _rows(batch: Any) -> int:

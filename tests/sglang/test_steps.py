@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +31,25 @@ class Tensor:
         self.shape = shape
 
 
-def mode(name: str) -> Any:
-    return SimpleNamespace(**{f"is_{m}": (lambda m=m: m == name) for m in MODES})
+@dataclass(frozen=True)
+class Mode:
+    """A forward mode: hashable, like SGLang's."""
+
+    name: str
+
+    def __getattr__(self, asked: str) -> Callable[[], bool]:
+        if asked.removeprefix("is_") not in MODES:
+            raise AttributeError(asked)
+        return lambda: asked == f"is_{self.name}"
 
 
 def forward_batch(name: str, rows: int, batch_size: int = 1) -> Any:
-    return SimpleNamespace(forward_mode=mode(name), batch_size=batch_size, input_ids=Tensor(rows))
+    return SimpleNamespace(forward_mode=Mode(name), batch_size=batch_size, input_ids=Tensor(rows))
 
 
 def schedule_batch(name: str, requests: list[str], step: int = 0) -> Any:
     return SimpleNamespace(
-        forward_mode=mode(name),
+        forward_mode=Mode(name),
         reqs=[SimpleNamespace(rid=r) for r in requests],
         extend_num_tokens=11 if name == "extend" else None,
         forward_iter=step,
