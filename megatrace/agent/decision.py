@@ -19,6 +19,7 @@ class Decision:
 
     _burst_seq: int = 0
     _burst_left: int = 0
+    _rested: int | None = None
 
     def level(
         self, control: Control, step: int, *, begun: int | None = 0, window_open: bool = False
@@ -37,14 +38,17 @@ class Decision:
             return LEVEL_TIMELINE
         return LEVEL_TIMELINE - 1
 
-    @staticmethod
-    def rests(control: Control, step: int) -> bool:
-        """Whether ``step``, without a timeline, has no counters either.
+    def rests(self, control: Control) -> bool:
+        """Whether a step without a timeline has no counters either; asked once for each.
 
-        The first step counts, and every ``counters_every``-th after it: a cadence of timelines
-        falls on other steps.
+        Of these steps the first counts, and one in ``counters_every`` from there on, whatever
+        their numbers are.
         """
-        return (step - 1) % max(1, control.counters_every) != 0
+        if self._rested is None or self._rested + 1 >= control.counters_every:
+            self._rested = 0
+            return False
+        self._rested += 1
+        return True
 
     def _wanted(self, control: Control, step: int, begun: int | None) -> bool:
         if self._burst_left:

@@ -45,6 +45,8 @@ _CLOCK_S = 1.0
 _ADOPT_S = 1.0
 _READ_S = 0.002
 _FIRST_SAMPLES = 3
+_QUIET_S = 1.0
+"""After a step that rests, launches of which no step is said count again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class KernelAgent:
         self._timeline_steps = 0
         self._sms = 0
         self._hooked = False
+        self._rests = False
+        self._said_s = 0.0
         self._pid = os.getpid()
         self._control = Control(level=LEVEL_OFF)
         self._lock = threading.Lock()
@@ -153,7 +157,11 @@ class KernelAgent:
             self._begin_step(stream, step, hooked=hooked)
 
     def _begin_step(self, stream: int, step: int | None, *, hooked: bool) -> None:
-        if self._stop.is_set() or (self._hooked and not hooked):
+        now = time.monotonic()
+        if hooked:
+            self._said_s = now
+        quiet = self._rests and now - self._said_s > _QUIET_S
+        if self._stop.is_set() or (self._hooked and not hooked and not quiet):
             return
         self._hooked = self._hooked or hooked
         self._step = self._step + hooked if step is None else step
@@ -169,10 +177,12 @@ class KernelAgent:
         if control.sm_mask != self._sms:
             self._sms = control.sm_mask
             self._memory.write_sms(control.sm_words, stream)
-        some = CONTROL_SOME_SMS if self._sms != ALL_SMS and level != LEVEL_OFF else 0
-        if level == LEVEL_COUNTERS and hooked and self._decision.rests(control, self._step):
-            some |= CONTROL_RESTS
-        self._memory.write_step(self._step, level | some, stream)
+        flags = CONTROL_SOME_SMS if self._sms != ALL_SMS and level != LEVEL_OFF else 0
+        # A host that says no steps, or no more, counts in all launches.
+        self._rests = level == LEVEL_COUNTERS and hooked and self._decision.rests(control)
+        if self._rests:
+            flags |= CONTROL_RESTS
+        self._memory.write_step(self._step, level | flags, stream)
         if not hooked:
             self._memory.settle()  # or it might overtake a step's own write on another stream
         write_ack(

@@ -1,4 +1,4 @@
-"""The always-on counters: what a kernel sums up even where no timeline is kept."""
+"""Counters: what a kernel sums up on steps that count and keep no timeline."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from megatrace.analysis.spans import pair
 from megatrace.analysis.tables import CODES, own_args
 from megatrace.analysis.words import Malformed, Records
 from megatrace.schema import Event, Kind
-from megatrace.schema.layout import ARG_MASK
+from megatrace.schema.layout import ARG_MASK, SLOT_UNKNOWN
 from megatrace.schema.processes import process_of, rank_of
 
 _TIME_BITS = 46
@@ -252,6 +252,7 @@ class _RankTables:
         for index in (0, 1):
             mine = np.flatnonzero(where == index)
             out[mine] = _args(found, mine, 1 + index)
+        out[out == SLOT_UNKNOWN] = -1
 
     def _arg(self, out: I8, found: Found, i: int) -> None:
         """The events' own argument ``i``; -1 where an event has fewer."""

@@ -188,7 +188,7 @@ def _stalls(report: Report) -> str:
     body = [_stall_cells(row) for row in report.stalls]
     where = " in these layers" if report.layers.text else ""
     every = report.steps.counters_every
-    some = f", one step in {every} of these" if every > 1 else ""
+    some = f", of steps without one 1 in {every}" if every > 1 else ""
     note = (
         f"records: launches with a timeline, share of the warps' time{where}\n"
         f"counters: SMs and launches without a timeline{some}, share of stalls{where}"

@@ -56,7 +56,8 @@ class EventRow:
 class StallRow:
     """Time that warps of one role and rank were blocked for one cause.
 
-    ``source`` is ``records`` (launches with a timeline) or ``counters`` (all others).
+    ``source`` is ``records`` (launches with a timeline) or ``counters`` (others, of steps that
+    count).
     ``total_us`` is None where no clock says how long a cycle is, ``total_cycles`` None for
     records. ``share`` is of the time of those warps for records, of all counted stall
     cycles of the role for counters; NaN where no launch of those warps has an end.

@@ -61,7 +61,7 @@ _EPILOG = (
 @click.option(
     "--burst", type=click.IntRange(0), default=0, metavar="K", help="Timeline on K steps first."
 )
-@click.option("--sms", metavar="LIST", help="Timeline only on these SMs: 0-3,7; all count.")
+@click.option("--sms", metavar="LIST", help="Timeline only on these SMs: 0-3,7; the others count.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON summary on stdout at the end.")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(

@@ -116,7 +116,7 @@ def _check(asks: dict[str, str]) -> None:
         "sms": parse_sms,
     }
     for key, parse in parsers.items():
-        if key in asks and asks[key] != "all":
+        if key in asks and not (asks[key] == "all" and key in ("steps", "sms")):
             parse(asks[key])
 
 

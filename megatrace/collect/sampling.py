@@ -1,6 +1,7 @@
 """How often a step keeps its timeline: the rule for ``--every auto``.
 
-Counters run on every step; a timeline is kept on one step in N, per rank:
+A timeline is kept on one step in N, per rank; of the other steps one in so many counts
+(:data:`megatrace.collect.options.COUNTERS_EVERY`):
 
 1. The budget of all ranks is half of what the recorder was measured to drain, at most
    FILE_WORDS_PER_S (what a disk takes and a file can bear); a rank gets an equal part.

@@ -13,6 +13,7 @@ the GPU.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,8 @@ _NAMES = {i: name for name, i in HOST_EVENT_IDS.items()}
 class _Open:
     """A step being timed. ``inside`` is what stands in the ring before it.
 
-    ``verify`` is one whose accept length is not known yet: begin and end in ns, requests, rows.
+    ``verify`` is one whose accept length is not known yet: begin and end in ns, requests, rows,
+    graph.
     """
 
     __slots__ = ("batch", "begin_ns", "end_ns", "graph", "inside", "step", "tokens", "verify")
@@ -55,7 +57,7 @@ class _Open:
         self.tokens = tokens
         self.graph = 0
         self.inside: list[HostRecord] = []
-        self.verify: tuple[int, int, int, int] | None = None
+        self.verify: tuple[int, int, int, int, int] | None = None
         self.begin_ns = begin_ns
         self.end_ns = 0
 
@@ -117,7 +119,7 @@ class StepTracer:
                 self._nvtx.pop()
             self._step = None
             if step.verify is None or PROCESS_RESULT in self._broken:
-                self._write(step, UNKNOWN)
+                self._write(step, UNKNOWN, RUN_BATCH)
             else:
                 self._waiting[number] = step
                 if len(self._waiting) > _WAITING:
@@ -156,7 +158,7 @@ class StepTracer:
                 # A step has the rows of its target forward, not of its draft.
                 step.tokens, step.graph = rows, graph
             if event == _VERIFY:
-                step.verify = (begin_ns, end_ns, requests, rows)
+                step.verify = (begin_ns, end_ns, requests, rows, graph)
             else:
                 values = (requests, rows, graph, UNKNOWN)
                 step.inside.append((event, begin_ns, end_ns, step.step, values, b""))
@@ -178,12 +180,13 @@ class StepTracer:
             drafts = getattr(outcome, "num_correct_drafts_per_req_cpu", None)
             accepted = UNKNOWN
             if drafts is not None:
-                accepted = sum(drafts) + len(drafts) * outcome.num_non_draft_tokens_per_req
+                rest = len(drafts) * outcome.num_non_draft_tokens_per_req
+                accepted = operator.index(sum(drafts) + rest)
             del self._waiting[step.step]
         except Exception as error:
             self._guard.fail(PROCESS_RESULT, error)
             return
-        self._write(step, accepted)
+        self._write(step, accepted, PROCESS_RESULT)
 
     def flush(self) -> None:
         """Write the steps whose results never came, accept length unknown."""
@@ -191,21 +194,25 @@ class StepTracer:
             self._give_up_oldest()
 
     def _give_up_oldest(self) -> None:
-        self._write(self._waiting.pop(next(iter(self._waiting))), UNKNOWN)
+        try:
+            step = self._waiting.pop(next(iter(self._waiting)))
+        except (StopIteration, KeyError, RuntimeError):
+            return  # another thread has, at exit
+        self._write(step, UNKNOWN, RUN_BATCH)
 
-    def _write(self, step: _Open, accepted: int) -> None:
+    def _write(self, step: _Open, accepted: int, hook: str) -> None:
         """All of a step at once: a record alone costs a busy server several times as much."""
-        records, graph = step.inside, step.graph
+        records = step.inside
         try:
             if step.verify is not None:
-                begin_ns, end_ns, requests, rows = step.verify
+                begin_ns, end_ns, requests, rows, graph = step.verify
                 values = (requests, rows, graph, accepted)
                 records.append((_VERIFY, begin_ns, end_ns, step.step, values, b""))
-            values = (step.batch, step.tokens, graph, accepted)
+            values = (step.batch, step.tokens, step.graph, accepted)
             records.append((_STEP, step.begin_ns, step.end_ns, step.step, values, b""))
             self._agent.spans(records)
         except Exception as error:
-            self._guard.fail(RUN_BATCH, error)
+            self._guard.fail(hook, error)
 
     def _stage(self, mode: Any) -> int:
         """The host event of a target forward in this mode."""

@@ -25,15 +25,18 @@ def test_one_step_in_n_carries_a_timeline_and_the_others_counters() -> None:
 
 def test_one_step_in_n_counts_from_the_first_on_and_the_others_rest() -> None:
     control = Control(level=LEVEL_TIMELINE, every_n=4, counters_every=4, seq=2)
-    counted = [step for step in range(1, 13) if not Decision.rests(control, step)]
-    assert counted == [1, 5, 9]
-    assert not set(counted) & set(timelines(control, range(1, 13)))
+    decision, kept = Decision(), ""
+    for step in range(1, 15):
+        timeline = decision.level(control, step) == LEVEL_TIMELINE
+        kept += "T" if timeline else "-" if decision.rests(control) else "C"
+    assert kept == "C--T-C-T--CT--"
 
 
 def test_a_page_that_does_not_say_how_often_has_counters_on_every_step() -> None:
     for every in (0, 1):
         control = Control(level=LEVEL_COUNTERS, counters_every=every)
-        assert not any(Decision.rests(control, step) for step in range(1, 9))
+        decision = Decision()
+        assert not any(decision.rests(control) for _ in range(8))
 
 
 def test_a_lower_level_is_taken_as_it_is() -> None:

@@ -21,7 +21,13 @@ from megatrace.ring.drain import HostReader
 from megatrace.ring.file import STATE_CLOSED, RingFile
 from megatrace.ring.session import Session
 from megatrace.schema import HOST, Cause, Event, EventTable, Kind
-from megatrace.schema.layout import CONTROL_RESTS, LEVEL_COUNTERS, LEVEL_OFF, LEVEL_TIMELINE
+from megatrace.schema.layout import (
+    CONTROL_RESTS,
+    CONTROL_SOME_SMS,
+    LEVEL_COUNTERS,
+    LEVEL_OFF,
+    LEVEL_TIMELINE,
+)
 
 TABLE = EventTable("t", (Event(16, "full", Kind.STALL, "Not there.", cause=Cause.DATA),))
 
@@ -162,7 +168,28 @@ def test_a_step_that_rests_is_said_to_the_kernel_beside_its_level(session: Sessi
             agent.begin_step(step=step)
             words.append(control_word(agent)[1])
         rests = LEVEL_COUNTERS | CONTROL_RESTS
-        assert words == [LEVEL_COUNTERS, rests, LEVEL_COUNTERS, LEVEL_TIMELINE, LEVEL_COUNTERS]
+        assert words == [LEVEL_COUNTERS, rests, LEVEL_COUNTERS, LEVEL_TIMELINE, rests]
+
+
+def test_launches_after_the_last_step_that_was_said_count_again(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_COUNTERS, counters_every=1000))
+        agent.begin_step(step=1)
+        agent.begin_step(step=2)
+        assert control_word(agent) == (2, LEVEL_COUNTERS | CONTROL_RESTS)
+        give_up = time.monotonic() + 10
+        while control_word(agent)[1] != LEVEL_COUNTERS and time.monotonic() < give_up:
+            time.sleep(0.05)
+        assert control_word(agent) == (2, LEVEL_COUNTERS)
+
+
+def test_a_step_that_rests_says_so_beside_the_sms_that_record(session: Session) -> None:
+    with start() as agent, RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
+        write_control(ring, Control(level=LEVEL_COUNTERS, counters_every=2, sm_mask=0b11))
+        agent.begin_step(step=1)
+        agent.begin_step(step=2)
+        flags = CONTROL_RESTS | CONTROL_SOME_SMS
+        assert control_word(agent)[1] == LEVEL_COUNTERS | flags
 
 
 def test_launches_of_a_host_that_says_no_steps_all_count(session: Session) -> None:

@@ -14,6 +14,7 @@ from megatrace.analysis import Report, decode, summarise, to_text
 from megatrace.analysis.report import EventRow
 from megatrace.capture.reader import Capture
 from megatrace.documents import JSON_VERSION
+from megatrace.schema.layout import SLOT_UNKNOWN
 from tests.build import GHZ, MS, Build, Launch, Rec, demo, hang, point, span
 
 Opener = Callable[..., Capture]
@@ -114,6 +115,28 @@ def test_a_hang_names_who_waits_for_what(captured: Opener) -> None:
         "math", "input", 17, 1, 1, 41,
     )  # fmt: skip
     assert row.waited_us == pytest.approx(1e9 / GHZ / 1e3, rel=1e-3)
+
+
+def test_a_hang_of_a_step_that_rested_does_not_say_whom(captured: Opener) -> None:
+    build = Build(warps=1)
+    for sample in range(4):
+        build.sample_clock(sample * MS)
+    build.add(0, Launch(1, MS, MS + 5000, [hang("input", 4000, 3000, SLOT_UNKNOWN)]))
+    found = summarise(captured(build))
+    assert [row.slot for row in found.hangs] == [None]
+    assert any({"input", "?"} <= set(line.split()) for line in to_text(found).splitlines())
+
+
+@pytest.mark.parametrize(("options", "said"), [({"counters_every": 32}, True), ({}, False)])
+def test_counters_of_some_steps_are_said_to_be(
+    captured: Opener, options: dict[str, int], said: bool
+) -> None:
+    build = Build(warps=1)
+    build.add(0, Launch(1, MS, MS + 5000))
+    build.count(0, 0, [300, 0, 0, 0], [3, 0, 0, 0])
+    found = summarise(captured(build, **options))
+    assert found.steps.counters_every == options.get("counters_every", 1)
+    assert ("of steps without one 1 in 32" in to_text(found)) == said
 
 
 def test_counters_alone_make_a_report_in_cycles(captured: Opener) -> None:

@@ -24,8 +24,9 @@ def test_a_fresh_page_asks_for_nothing(make_ring: MakeRing) -> None:
 def test_every_control_arrives_as_it_was_written(make_ring: MakeRing) -> None:
     ring = make_ring()
     with RingFile.attach(ring.path, writable_control=True) as recorder:
+        masks, every = st.integers(0, 2**256 - 1), st.integers(1, 2**32 - 1)
 
-        @given(st.builds(Control, U32, U32, U32, U64, U64, st.integers(0, 2**256 - 1)))
+        @given(st.builds(Control, U32, U32, U32, U64, U64, masks, U64, every))
         def arrives(control: Control) -> None:
             seq = write_control(recorder, control)
             seen = read_control(ring)
@@ -36,6 +37,7 @@ def test_every_control_arrives_as_it_was_written(make_ring: MakeRing) -> None:
                 control.every_n,
                 control.window_end,
             )
+            assert seen.counters_every == control.counters_every
 
         arrives()
 

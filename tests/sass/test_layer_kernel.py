@@ -13,6 +13,7 @@ import pytest
 from megatrace.muse.events import MUSE
 from megatrace.paths import asset_dir
 from megatrace.schema.emit import table_header
+from megatrace.schema.layout import SLOT_UNKNOWN
 from tests.tools import sass
 from tests.tools.strip_tracer import strip
 
@@ -193,6 +194,22 @@ def test_what_a_launch_runs_fits_the_code_that_an_sm_keeps(
         # Behind it all stands what would bring parted lanes together: none ever parts.
         opcodes = [instruction.opcode for instruction in code]
         assert opcodes.index("WARPSYNC.COLLECTIVE") * INSTRUCTION_BYTES <= KEPT_BYTES
+
+
+@pytest.mark.parametrize("level", ["counters", "timeline"])
+def test_what_a_launch_runs_that_keeps_nothing_comes_first_in_the_code(
+    builds: Builds, arch: str, cache: str, level: str
+) -> None:
+    # Its calls alone, of a wait that is given up, do not know whom the wait was for.
+    slot = f"{SLOT_UNKNOWN:#x}"
+    for code in builds[arch, level, cache].code:
+        of_rest = [
+            any("MOV" in before.opcode and slot in before.operands for before in code[at - 6 : at])
+            for at, instruction in enumerate(code)
+            if instruction.opcode.startswith("CALL")
+        ]
+        assert of_rest[0]
+        assert all(of_rest[: of_rest.count(True)])
 
 
 @pytest.mark.parametrize("level", ["counters", "timeline"])

@@ -247,3 +247,24 @@ def test_a_result_that_cannot_be_read_is_reported(loop: Loop) -> None:
     loop.verify(["b"])
     loop.tracer.flush()
     assert [(row.step, row.accepted) for row in loop.rows("step")] == [(2, -1), (1, -1)]
+
+
+def test_a_result_that_is_no_number_ends_nothing_but_its_own_hook(loop: Loop) -> None:
+    loop.settle(loop.verify(["a"]), [1.5])  # type: ignore[list-item]
+    loop.verify(["b"])
+    assert set(loop.reported) == {PROCESS_RESULT}
+    loop.tracer.flush()
+    assert {row.step for row in loop.rows("step")} == {1, 2}
+    assert {row.step for row in loop.rows("verify")} == {1, 2}
+
+
+def test_a_verify_keeps_its_own_graph_whatever_the_step_runs_after_it(loop: Loop) -> None:
+    def inside() -> None:
+        loop.forward(loop.target, forward_batch("target_verify", 4), graph=True)
+        loop.forward(loop.target, forward_batch("extend", 4), graph=False)
+
+    batch = schedule_batch("decode", ["a"])
+    loop.run(batch, inside)
+    loop.settle(batch, [2])
+    (verify,) = loop.rows("verify")
+    assert verify.graph == 1

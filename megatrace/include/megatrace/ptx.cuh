@@ -25,7 +25,8 @@ namespace megatrace::ptx {
 #endif
 constexpr uint64_t kTrapCycles = MEGATRACE_TRAP_CYCLES;
 static_assert(kTrapCycles >= 1ull << 20, "MEGATRACE_TRAP_CYCLES: half a millisecond or more");
-// In a launch that counts and keeps no lines a wait is given up after this, and says so then.
+// In a launch that keeps no lines, of a build that could, a wait is given up after this, and says
+// so then.
 constexpr uint64_t kGiveUpCycles = kTrapCycles / 2;
 // In a launch with a timeline a wait that outlasts this is written down at once, readable from
 // outside: 0.14 s. With a longer bound later, but before its cycles are more than an argument

@@ -288,8 +288,11 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
     stage((core::closing::id << kTimeBits) | (static_cast<uint32_t>(cycles - t0_) & kTimeMask),
           cycles, words);
     flush_line(used_ <= kRecordsPerHalf ? kHalfWords : kLineWords);
+    // The spare word goes back as it came: its register, given to something else, would have that
+    // wait at the launch's start for all that was asked for.
     if (live_ && ptx::lane_id() == 0)
-      ptx::store_state(cursor_at_, make_uint4(cursor_.x + flushed_, words, cursor_.z + 1, 0));
+      ptx::store_state(cursor_at_, make_uint4(cursor_.x + flushed_, words, cursor_.z + 1,
+                                              ptx::opaque(cursor_.w)));
   }
 
   // Adds this launch's stalls to the running sums; a launch with a timeline says them there.
