@@ -34,7 +34,8 @@ def main() -> int:
         kernels=("hang",),
         device="cpu" if target == HOST else "cuda",
     )
-    agent.begin_step(step=int(step[0]) if step else 1)
+    for number in range(1, (int(step[0]) if step else 1) + 1):
+        agent.begin_step(step=number)
     failed = library.hang_run(ctypes.byref(agent.params), FORMS.index(form))
     print(library.megatrace_last_error().decode(), flush=True)
     os._exit(3 if failed else 0)  # a trapped context cannot be closed in order

@@ -89,7 +89,8 @@ class Launch {
       body(t);
     } else {
       // What a launch runs fastest is the first 128 KB of a kernel's code, where the compiler lays
-      // what comes last here: of most launches, nothing is kept (tests/sass/test_layer_kernel.py).
+      // what comes last here, for sm_90a (tests/sass/test_layer_kernel.py): most launches keep
+      // nothing.
       const Level level = wanted();
       if constexpr (T::level == Level::timeline)
         if (level == Level::timeline) return run_at<Level::timeline>(body);
