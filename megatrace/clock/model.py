@@ -94,7 +94,7 @@ class ClockModel:
         error = np.zeros(len(clock))
         order = np.argsort(sm.astype(np.uint16), kind="stable")
         numbers, starts = np.unique(sm[order], return_index=True)
-        for number, rows in zip(numbers, np.split(order, starts[1:]), strict=True):
+        for number, rows in zip(numbers, np.split(order, starts)[1:], strict=True):
             one = self.sm(int(number))
             ns[rows] = one.to_ns(clock[rows])
             rate[rows] = one.rate_at(clock[rows])

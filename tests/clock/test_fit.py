@@ -102,6 +102,13 @@ def test_an_sm_that_never_ran_is_refused() -> None:
         model.place(np.array([7], np.int32), np.array([1]))
 
 
+def test_no_times_have_no_places() -> None:
+    """Of a capture none of whose launches is whole: the first one hung."""
+    model = fit_rank(0, Gpu().launches(20))
+    ns, rate, error = model.place(np.array([], np.int32), np.array([], np.int64))
+    assert (len(ns), len(rate), len(error)) == (0, 0, 0)
+
+
 def test_the_quantum_is_read_off_the_values() -> None:
     ns = np.random.default_rng(1).integers(0, 10**9, 500)
     assert quantum_of(ns // 32 * 32 + 1_790_000_000_000_000_000, 1) == 32
