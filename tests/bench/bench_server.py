@@ -278,7 +278,9 @@ def table(body: dict[str, Any]) -> str:
         f"{body['rounds']} rounds; faster: SGLang's own over this; cost: this over the untraced "
         "kernel"
     )
-    rows = [("", "span us", "mean us", "step us", "tokens/s", *(w.replace("_", " ") for w in RATIOS))]
+    rows = [
+        ("", "span us", "mean us", "step us", "tokens/s", *(w.replace("_", " ") for w in RATIOS))
+    ]
     for name, f in body["figures"].items():
         names = ("span_us", "mean_us", "step_us", "tokens_per_s")
         times = [text(f[k], "{:.0f}") for k in names]
