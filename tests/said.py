@@ -1,4 +1,4 @@
-"""A recorded capture with facts that its program did not say then and would say today."""
+"""A recorded capture whose program said other facts of the floor, or none."""
 
 from __future__ import annotations
 
@@ -25,12 +25,17 @@ def with_floor(path: Path, *, bandwidth: bool = True) -> Path:
     return with_facts(path, BLOCKS, facts | ({COPY_BANDWIDTH: MEASURED} if bandwidth else {}))
 
 
+def without_floor(path: Path) -> Path:
+    """The same, of a program that said nothing of what a launch must read."""
+    return with_facts(path, BLOCKS, {})
+
+
 def with_facts(path: Path, source: Path, facts: dict[str, object]) -> Path:
-    """``source`` again, with facts of rank 0."""
+    """``source`` again, with these facts of rank 0 and no others of the floor."""
     writer = CaptureWriter(path)
     for batch in scan(source.read_bytes()).batches:
-        is_meta = batch.table is TableId.META
-        if is_meta and batch.meta()["kind"] == "end":
+        meta = batch.meta() if batch.table is TableId.META else {}
+        if meta.get("kind") == "end" or meta.get("name") in (LAUNCH_BYTES, COPY_BANDWIDTH):
             continue
         writer.copy_batch(batch)
     for name, value in facts.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.collect.helpers import megatrace
-from tests.said import BLOCKS, with_floor
+from tests.said import with_floor, without_floor
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,9 @@ def test_without_a_bandwidth_there_are_bytes_and_the_reason(unmeasured: Path) ->
     assert any("no fraction of the floor" in note for note in view["notes"])
 
 
-def test_a_program_that_said_no_bytes_has_no_floor_at_any_bandwidth() -> None:
-    done = megatrace("tables", BLOCKS, "floor", "--bandwidth", "4TB/s")
+def test_a_program_that_said_no_bytes_has_no_floor_at_any_bandwidth(tmp_path: Path) -> None:
+    unsaid = without_floor(tmp_path / "layer.mtr")
+    done = megatrace("tables", unsaid, "floor", "--bandwidth", "4TB/s")
     assert "the program did not say what a launch must read" in done.stderr
     assert "floor has no rows" in done.stderr
 

@@ -27,7 +27,7 @@ from megatrace.export.output import OutputError
 from megatrace.schema.processes import number_of
 from tests.build import MS, Build, Launch, Rec, demo, point, stall, write
 from tests.reads import counted_lines
-from tests.said import BLOCKS
+from tests.said import without_floor
 
 ROOT = Path(__file__).resolve().parents[2]
 MUSE = ROOT / "tests/muse/h200.mtr"
@@ -144,7 +144,7 @@ def test_the_floor_has_a_bar_a_layer_or_says_why_it_has_none(tmp_path: Path, mus
     assert all(30 < share < 100 for share in figure["data"][0]["y"])
     assert "At 4.25 TB/s, measured by the program that was recorded" in muse
     assert "is at most this: 2 of 132 blocks were recorded" in muse
-    unsaid = page(BLOCKS, tmp_path)
+    unsaid = page(without_floor(tmp_path / "unsaid.mtr"), tmp_path)
     assert "floor" not in figures_in(unsaid)
     assert "the program did not say what a launch must read" in outside_scripts(unsaid)
 

@@ -132,7 +132,7 @@ def faulty(
     """A server whose every forward makes megatrace's own hook raise, and its log."""
     session, folder = new_session("faulty"), tmp_path_factory.mktemp("faulty")
     log = folder / "server.log"
-    variables = {**session.environment, "MEGATRACE_SHIM_FAULT": "_close_forward"}
+    variables = {**session.environment, "MEGATRACE_SHIM_FAULT": "_stage"}
     with serving(environment, log, variables=variables) as server:
         answer = server.generate("hello there", TOKENS, "alone")
         assert answer["meta_info"]["completion_tokens"] == TOKENS
