@@ -46,7 +46,7 @@ _ADOPT_S = 1.0
 _READ_S = 0.002
 _FIRST_SAMPLES = 3
 _QUIET_S = 1.0
-"""After a step that rests, launches of which no step is said count again."""
+"""So long after a step that rests, launches count again: the host may say no more steps."""
 
 
 @dataclass(frozen=True, slots=True)

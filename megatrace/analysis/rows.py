@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -293,19 +292,14 @@ def sms_of(capture: Capture, ranks: list[Rank]) -> SmsRecorded:
 
 def sms_asked(capture: Capture) -> tuple[int, ...] | None:
     """The SMs that the recorder was asked for; None: all."""
-    asked = _options(capture).get("sms")
+    asked = capture.options.get("sms")
     return tuple(sm for sm in asked if isinstance(sm, int)) if isinstance(asked, list) else None
 
 
 def counters_every_asked(capture: Capture) -> int:
     """Of the steps without a timeline, counters were asked for on one in so many."""
-    asked = _options(capture).get("counters_every")
+    asked = capture.options.get("counters_every")
     return asked if isinstance(asked, int) and asked > 0 else 1
-
-
-def _options(capture: Capture) -> dict[str, Any]:
-    options = next((row.fields.get("options") for row in capture.facts("capture")), None)
-    return options if isinstance(options, dict) else {}
 
 
 def _one_block_an_sm(rank: Rank) -> bool:

@@ -149,6 +149,13 @@ class Capture:
         """The meta rows of one kind."""
         return [row for row in self.meta if row.kind == kind]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the recorder was asked for at the start; {} where the capture does not say."""
+        opening = next(iter(self.facts("capture")), None)
+        options = opening.fields.get("options") if opening else None
+        return options if isinstance(options, dict) else {}
+
     def line_index(self) -> LineIndex:
         """Where all lines are; made once, 18 bytes a line."""
         if self._index is None:

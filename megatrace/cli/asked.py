@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatrace.errors import UsageError
 
@@ -44,7 +44,7 @@ def asked_of(capture: Capture) -> dict[str, str]:
     """The options by name: every, counters, level, steps, burst, sms; {} where it has none."""
     from megatrace.collect.options import LEVELS
 
-    options = _options(capture)
+    options = capture.options
     if not options:
         return {}
     burst, counters = options.get("burst"), options.get("counters_every")
@@ -61,19 +61,13 @@ def asked_of(capture: Capture) -> dict[str, str]:
 
 def sms_of(capture: Capture) -> str:
     """``4 of 132 SMs recorded (--sms 0-3)``; "" where all were asked for."""
-    if not isinstance(_options(capture).get("sms"), list):
+    if not isinstance(capture.options.get("sms"), list):
         return ""
     from megatrace.analysis.plain import ranges_text
     from megatrace.analysis.summary import sms_recorded
 
     found = sms_recorded(capture)
     return f"{found.text} (--sms {ranges_text(found.chosen or ())})"
-
-
-def _options(capture: Capture) -> dict[str, Any]:
-    opening = next(iter(capture.facts("capture")), None)
-    options = opening.fields.get("options") if opening else None
-    return options if isinstance(options, dict) else {}
 
 
 def _every(capture: Capture, every_n: object) -> str:

@@ -228,8 +228,7 @@ class CaptureSource:
         seen = loaded.steps_run
         accept = [r.accept_length for r in loaded.hosts if r.accept_length is not None]
         rate = 1000 / steps[0].median_ms if steps and steps[0].median_ms > 0 else None
-        options = next((row.fields.get("options") for row in capture.facts("capture")), None)
-        level = options.get("level") if isinstance(options, dict) else None
+        level = capture.options.get("level")
         loss = flat.loss.sentence()
         errors = [e for e in flat.clock_error_ns if e == e]
         return Status(
