@@ -35,6 +35,7 @@ inline constexpr UnlessStuck<kTrapCycles / 2> kGiveUpCycles{};
 MEGATRACE_DEVICE uint32_t lane_id() { return machine().lane().index; }
 MEGATRACE_DEVICE uint32_t sm_id() { return machine().block().sm; }
 MEGATRACE_DEVICE uint64_t clock64() { return machine().op(host::OpKind::clock, nullptr); }
+MEGATRACE_DEVICE uint32_t low_half(uint64_t clock) { return static_cast<uint32_t>(clock); }
 MEGATRACE_DEVICE uint64_t globaltimer() { return machine().op(host::OpKind::timer, nullptr); }
 MEGATRACE_DEVICE void read_clocks(uint64_t& ns, uint64_t& cycles) {
   ns = globaltimer();

@@ -12,9 +12,8 @@ import numpy as np
 from megatrace.agent.copies import LineCopies, say_unpinned, unpinned_by_wish
 from megatrace.agent.cuda import Cuda
 from megatrace.errors import RingError
-from megatrace.ring.file import RingFile
+from megatrace.ring.file import RingFile, sums_bytes
 from megatrace.schema.layout import (
-    CAUSE_SLOTS,
     CURSOR_BYTES,
     DEVICE_CONTROL,
     LINE_WORDS,
@@ -159,7 +158,7 @@ class CudaMemory:
         self._cuda = cuda
         self._base = ring.address(0)
         self._sums_offset = int(ring.header["sums_offset"])
-        self._sums_bytes = int(ring.header["layers"]) * CAUSE_SLOTS * ring.rings * SUM_BYTES
+        self._sums_bytes = sums_bytes(int(ring.header["layers"]), ring.rings)
         with ExitStack() as undo:
             self.unpinned, lines = self._pin(ring, undo)
             if self.unpinned:

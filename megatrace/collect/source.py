@@ -184,7 +184,8 @@ class Source:
         """Its counters as they are now, by role."""
         if self._last is not None:
             return self._last[1]
-        return role_sums(self._counters.snapshot(), self.ring.header, self.roles)
+        counters, block_cycles = self._counters.snapshot(), self._counters.block_cycles()
+        return role_sums(counters, block_cycles, self.ring.header, self.roles)
 
     def ack(self) -> Ack:
         """What its agent last said."""

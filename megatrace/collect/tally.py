@@ -28,11 +28,20 @@ class RoleSums:
     block_cycles: NDArray[np.uint64]
 
 
-def role_sums(counters: NDArray[Any], header: Any, role_of_warp: Sequence[str]) -> RoleSums:
-    """The sums of COUNTERS ``(layers, rings)`` of a ring with ``header``."""
+def role_sums(
+    counters: NDArray[Any],
+    block_cycles: NDArray[np.uint64],
+    header: Any,
+    role_of_warp: Sequence[str],
+) -> RoleSums:
+    """The sums of COUNTERS ``(layers, rings)`` and ``block_cycles`` ``(causes, rings)``.
+
+    Both are of a ring with ``header``.
+    """
     blocks, warps, layers = (int(header[name]) for name in ("blocks", "warps", "layers"))
     roles = tuple(dict.fromkeys(role_of_warp))
     now = counters.reshape(layers, blocks, warps)
+    by_block = block_cycles.reshape(CAUSE_SLOTS, blocks, warps)
     sums = RoleSums(
         roles,
         np.zeros((layers, len(roles), CAUSE_SLOTS), np.uint64),
@@ -44,5 +53,5 @@ def role_sums(counters: NDArray[Any], header: Any, role_of_warp: Sequence[str]) 
         mine = now[:, :, of_role]
         sums.cycles[:, at] = mine["cycles"].sum(axis=(1, 2), dtype=np.uint64)
         sums.count[:, at] = mine["count"].sum(axis=(1, 2), dtype=np.uint64)
-        sums.block_cycles[:, at] = mine["cycles"].sum(axis=(0, 2), dtype=np.uint64)
+        sums.block_cycles[:, at] = by_block[:, :, of_role].sum(axis=2, dtype=np.uint64).T
     return sums

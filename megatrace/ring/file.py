@@ -31,12 +31,12 @@ from megatrace.schema.layout import (
     CAUSE_SLOTS,
     CONTROL_OFFSET,
     HOST_RECORD,
-    LAYOUT_VERSION,
     LINE_BYTES,
     LINE_WORDS,
     META_OFFSET,
     RING_HEADER,
     RING_MAGIC,
+    RING_VERSION,
     SUM_BYTES,
 )
 
@@ -103,8 +103,13 @@ def _places(meta_bytes: int, rings: int, lines: int, layers: int, host: int) -> 
 
     at_lines = up(META_OFFSET + meta_bytes)
     at_sums = up(at_lines + rings * lines * LINE_BYTES)
-    at_host = up(at_sums + layers * CAUSE_SLOTS * rings * SUM_BYTES)
+    at_host = up(at_sums + sums_bytes(layers, rings))
     return _Places(at_lines, at_sums, at_host, up(at_host + host * HOST_RECORD.itemsize))
+
+
+def sums_bytes(layers: int, rings: int) -> int:
+    """Bytes of the running sums of a ring: of its layers, and of its blocks."""
+    return (layers + 1) * CAUSE_SLOTS * rings * SUM_BYTES
 
 
 class RingFile:
@@ -115,7 +120,9 @@ class RingFile:
         header: RING_HEADER, a copy taken when it was opened.
         meta: the JSON of its maker.
         lines: u4 ``(rings, lines, 32)``, live memory.
-        sums: u8 ``(layers, causes, rings)``, live memory.
+        sums: u8 ``(layers, causes, rings)``, live memory; the places of the first SUM_GROUPS
+            blocks are those of all.
+        block_sums: u8 ``(causes, rings)``, of all layers, likewise.
         host: HOST_RECORD ``(host_capacity,)``, live memory.
         memfd: fd of its memory where ``path`` only points there; -1: the file is the ring.
         why_memfd: why it is so; "" where it is not.
@@ -149,9 +156,10 @@ class RingFile:
         self.lines: NDArray[np.uint32] = np.ndarray(
             (self.rings, lines, LINE_WORDS), "<u4", held, int(header["lines_offset"])
         )
-        self.sums: NDArray[np.uint64] = np.ndarray(
-            (layers, CAUSE_SLOTS, self.rings), "<u8", held, int(header["sums_offset"])
+        sums: NDArray[np.uint64] = np.ndarray(
+            (layers + 1, CAUSE_SLOTS, self.rings), "<u8", held, int(header["sums_offset"])
         )
+        self.sums, self.block_sums = sums[:-1], sums[-1]
         self.host: NDArray[Any] = np.ndarray(
             (int(header["host_capacity"]),), HOST_RECORD, held, int(header["host_offset"])
         )
@@ -271,6 +279,7 @@ class RingFile:
         nothing = np.zeros(0, np.uint8)
         self.lines = nothing.view("<u4").reshape(0, 0, LINE_WORDS)
         self.sums = nothing.view("<u8").reshape(0, CAUSE_SLOTS, 0)
+        self.block_sums = self.sums.reshape(CAUSE_SLOTS, 0)
         self.host = nothing.view(HOST_RECORD)
         self.control_page.release()
         with contextlib.suppress(BufferError):  # an array of the caller's still looks at it
@@ -291,7 +300,7 @@ class RingFile:
 def _new_header(spec: RingSpec, meta_bytes: int, places: _Places) -> Any:
     header = np.zeros((), RING_HEADER)
     header["magic"] = RING_MAGIC
-    header["layout_version"] = LAYOUT_VERSION
+    header["version"] = RING_VERSION
     header["table_hash"] = spec.table_hash
     header["total_bytes"] = places.total
     header["meta_bytes"] = meta_bytes
@@ -354,10 +363,10 @@ def _check_header(path: Path, header: Any, size: int) -> None:
         raise RingError(
             f"{path} is no ring, or its owner is still making it", hint="try again in a moment"
         )
-    if int(header["layout_version"]) != LAYOUT_VERSION:
+    if int(header["version"]) != RING_VERSION:
         raise SchemaMismatch(
-            f"{path} has words of layout {int(header['layout_version'])}, "
-            f"this megatrace reads layout {LAYOUT_VERSION}",
+            f"{path} is a ring of version {int(header['version'])}, "
+            f"this megatrace reads version {RING_VERSION}",
             hint="use one megatrace in the traced process and in the recorder",
         )
     fields = ("blocks", "warps", "lines", "layers", "host_capacity")

@@ -16,21 +16,31 @@ _MAX_RECORDS = 1 << 14
 class CounterReader:
     """Samples the running sums and unrolls them; one slot is a layer and a warp ring.
 
-    The sums wrap: sample at least once in the time a warp can stall 2**40 cycles.
+    Of a layer, the rings of the first SUM_GROUPS blocks count for those of all. The sums
+    wrap: sample at least once in the time a place's warps can stall 2**40 cycles, or 2**24 times.
     """
 
     def __init__(self, ring: RingFile) -> None:
         """Count from here on as if all sums were 0 when the ring was made."""
-        self._live = ring.sums
+        self._live, self._live_blocks = ring.sums, ring.block_sums
         layers, _, rings = ring.sums.shape
         self._before = np.zeros(ring.sums.shape, np.uint64)
         self._total = np.zeros((layers, rings), COUNTERS)
         self._told = np.zeros(layers * rings, np.uint32)
+        self._blocks_before = np.zeros(ring.block_sums.shape, np.uint64)
+        self._block_cycles = np.zeros(ring.block_sums.shape, np.uint64)
 
     def snapshot(self) -> NDArray[Any]:
         """COUNTERS ``(layers, rings)``: totals since the ring was made, the caller's own."""
         self._sample()
         return self._total.copy()
+
+    def block_cycles(self) -> NDArray[np.uint64]:
+        """Cycles that the warps of each ring stalled, of all layers ``(causes, rings)``."""
+        now = self._live_blocks.copy()
+        self._block_cycles += (now - self._blocks_before) >> np.uint64(COUNT_BITS)
+        self._blocks_before = now
+        return self._block_cycles.copy()
 
     def changed(self) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         """Slots ``layer * rings + ring`` that moved since the last call, and their COUNTERS."""
@@ -43,6 +53,7 @@ class CounterReader:
     def release(self) -> None:
         """Look at the ring no more, so that it can be unmapped; nothing is counted after."""
         self._live = self._live[:0].copy()
+        self._live_blocks = self._live_blocks.copy()
         self._before = self._before[:0].copy()
         self._total = self._total[:0].copy()
         self._told = self._told[:0].copy()

@@ -48,6 +48,7 @@ def words_header() -> str:
         "kClosingWords": layout.CLOSING_WORDS,
         "kKernelShift": layout.KERNEL_SHIFT,
         "kCountBits": layout.COUNT_BITS,
+        "kSumGroups": layout.SUM_GROUPS,
         "kCauses": layout.CAUSE_SLOTS,
         "kSmMaskWords": layout.SM_MASK_WORDS,
     }

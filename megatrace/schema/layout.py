@@ -20,11 +20,15 @@ Launch, in a warp's ring: always begins on a new line::
 
     header + 8 arguments | records ... | closing + 2 arguments
 
-Sums, 8 bytes a (layer, cause, warp): each launch adds the cycles it stalled and how often,
-so that nothing is ever lost and a reader samples when it likes. On the GPU they live in
-device memory and the agent copies them here now and then::
+Sums, 8 bytes each: a launch adds the cycles it stalled and how often, so that nothing is
+ever lost and a reader samples when it likes. On the GPU they live in device memory and the
+agent copies them here now and then::
 
     cycles << 24 | count          modulo 2**64: the reader takes differences
+
+A warp adds twice. Of its layer, in the place of block ``b % 8``: a launch ends when memory has
+taken its sums, and has them sooner where they are few lines that another block has just asked
+for. And of its block, in the row after the layers'.
 
 Ring file (``*.ring``), little endian::
 
@@ -33,7 +37,7 @@ Ring file (``*.ring``), little endian::
     6144     ACK          written by the agent
     8192     meta         JSON, utf-8, padded with spaces
     lines_offset          [blocks * warps][lines] lines
-    sums_offset           [layers][causes][blocks * warps] sums
+    sums_offset           [layers + 1][causes][blocks * warps] sums
     host_offset           [host_capacity] HOST_RECORD
 
 Host record, 128 bytes, one event of the traced process; its number (from 1) is written
@@ -45,6 +49,9 @@ from __future__ import annotations
 import numpy as np
 
 LAYOUT_VERSION = 1
+"""Of words and lines."""
+RING_VERSION = 2
+"""Of the ring file, words and lines included."""
 
 TIME_BITS = 23
 TIME_MASK = (1 << TIME_BITS) - 1
@@ -72,6 +79,8 @@ SUM_BYTES = 8
 COUNT_BITS = 24
 """Low bits of a sum that hold the count."""
 CAUSE_SLOTS = 4
+SUM_GROUPS = 8
+"""Blocks this far apart share their sums of a layer; a power of two."""
 
 SM_MASK_WORDS = 8
 """Words of the SM mask: 256 SMs."""
@@ -86,7 +95,7 @@ LEVEL_OFF, LEVEL_COUNTERS, LEVEL_TIMELINE = 0, 1, 2
 RING_HEADER = np.dtype(
     [
         ("magic", "S8"),
-        ("layout_version", "<u4"),
+        ("version", "<u4"),  # RING_VERSION
         ("state", "<u4"),  # 0 being made, 1 live, 2 closed by its owner
         ("table_hash", "<u8"),
         ("total_bytes", "<u8"),

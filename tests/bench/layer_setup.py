@@ -90,7 +90,7 @@ class PrivateTrace:
         self._control = torch.tensor([1, level] + [0] * 14, dtype=torch.int32, device="cuda")
         self.word = self._control[:2]
         self._cursors = torch.zeros(warps, 4, dtype=torch.int32, device="cuda")
-        self._sums = torch.zeros(layers, CAUSE_SLOTS, warps, dtype=torch.int64, device="cuda")
+        self._sums = torch.zeros(layers + 1, CAUSE_SLOTS, warps, dtype=torch.int64, device="cuda")
         self._lines = torch.zeros(warps, self.LINES, LINE_WORDS, dtype=torch.int32).pin_memory()
         places = (self._control, self._cursors, self._sums, self._lines)
         self.params = TraceParams(*(t.data_ptr() for t in places), self.LINES - 1, 0, warps, layers)

@@ -125,7 +125,7 @@ struct Recorder {
     check(cudaHostAlloc(&lines, line_count * 128, cudaHostAllocMapped), "host ring");
     params.control = device_control;
     params.cursors = device_alloc<uint4>(warps);
-    params.sums = device_alloc<uint64_t>(size_t{warps} * kCauses * kLaunches);
+    params.sums = device_alloc<uint64_t>(size_t{warps} * kCauses * (kLaunches + 1));
     params.lines = lines;
     params.line_mask = kRingLines - 1;
     params.warps = warps;

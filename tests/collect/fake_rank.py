@@ -31,6 +31,7 @@ from megatrace.schema.layout import (
     LEVEL_TIMELINE,
     LINE_WORDS,
     RECORDS_PER_LINE,
+    SUM_GROUPS,
     record_word,
 )
 
@@ -62,7 +63,8 @@ class FakeRank:
         self.next_line = 1
         self.written = 0
         self.timeline_steps = 0
-        self.sm = np.arange(self.rings) // len(ROLES)
+        self.sm, warp = np.divmod(np.arange(self.rings), len(ROLES))
+        self.shared = self.sm % SUM_GROUPS * len(ROLES) + warp
 
     def step(self, step: int, *, timeline: bool) -> None:
         """One launch: counters always, lines where ``timeline``."""
@@ -74,8 +76,9 @@ class FakeRank:
         self.host.append(STEP, begin, time.monotonic_ns(), step, (1, 8, 1, 3))
 
     def _count(self, step: int) -> None:
-        stalled = STALL_CYCLES * self.stalls << COUNT_BITS | self.stalls
-        self.ring.sums[step % self.ring.sums.shape[0], 0] += np.uint64(stalled)
+        stalled = np.uint64(STALL_CYCLES * self.stalls << COUNT_BITS | self.stalls)
+        np.add.at(self.ring.sums[step % self.ring.sums.shape[0], 0], self.shared, stalled)
+        self.ring.block_sums[0] += stalled
 
     def _words(self, step: int) -> NDArray[np.uint32]:
         """u4 ``(rings, words)`` of one launch."""

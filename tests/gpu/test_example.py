@@ -20,7 +20,13 @@ from megatrace.ring.control import Control, write_control
 from megatrace.ring.drain import CounterReader, LineReader
 from megatrace.ring.file import RingFile
 from megatrace.ring.session import Session
-from megatrace.schema.layout import LEVEL_COUNTERS, LEVEL_OFF, LEVEL_TIMELINE, TIME_BITS
+from megatrace.schema.layout import (
+    LEVEL_COUNTERS,
+    LEVEL_OFF,
+    LEVEL_TIMELINE,
+    SUM_GROUPS,
+    TIME_BITS,
+)
 
 FOLDER = Path(__file__).parents[2] / "examples" / "01_trace_a_kernel"
 TARGETS = [HOST, pytest.param("gpu", marks=pytest.mark.gpu)]
@@ -118,6 +124,29 @@ def test_what_is_recorded_changes_while_the_same_graph_replays(
         assert len(some) == 2 * 12 * 3
         assert len(running.step(Control(level=LEVEL_TIMELINE, every_n=1000))) == 0
         assert running.chain.worst_error() < 1e-5
+    finally:
+        running.chain.close()
+        running.ring.close()
+        running.agent.close()
+        session.close(remove=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_blocks_have_stalled_as_long_as_layers(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session.create("sums")
+    running = Running(chip(target), session, monkeypatch)
+    try:
+        running.step(Control(level=LEVEL_COUNTERS))
+        assert running.stalls() > 0
+        layers = running.sums.snapshot()["cycles"].astype(np.uint64)
+        by_warp = layers.sum(axis=0).reshape(running.blocks, 12, -1)
+        assert not by_warp[SUM_GROUPS:].any()
+        blocks = running.sums.block_cycles().T.reshape(running.blocks, 12, -1)
+        # Each of the two is added by a lane of its own, from clocks it read itself.
+        np.testing.assert_allclose(blocks.sum(axis=0), by_warp.sum(axis=0), rtol=1e-3)
+        assert blocks.any(axis=(1, 2)).all()
     finally:
         running.chain.close()
         running.ring.close()

@@ -105,8 +105,13 @@ inline void hang_case(const Numbers&) {
   uint32_t told = 0;
   try {
     host::launch(1, 64, 0, [&] {
+      bool mine = false;
       megatrace::spin_bounded(
-          "never", threadIdx.x, [] { return false; }, [&] { told++; },
+          "never", threadIdx.x, [] { return false; },
+          [&](uint64_t) {
+            if (!mine) told++;
+            mine = true;
+          },
           [] { megatrace::ptx::trap(); }, megatrace::ptx::clock64());
     });
   } catch (const std::runtime_error&) {

@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       if (ptx::lane_id() == 0) ptx::mbar_arrive(&bars[0]);
     } else {
       wait_for(c, (i + warp) % 3, &bars[0], i & 1);
+      t.poll(ev::input{}, 0u, [] { return true; });  // is no stall
       auto span = t.span(ev::work{});
       const uint64_t until = ptx::clock64() + 400 * ((i + warp) % 3);
       while (ptx::clock64() < until) ptx::spin_pause("work", i);

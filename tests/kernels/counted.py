@@ -15,7 +15,7 @@ from megatrace.agent.kernel import KernelAgent
 from megatrace.jit import HOST, Kernel, build, load
 from megatrace.schema import CAUSES, Cause, Event, EventTable, Kind
 
-BLOCKS, WARPS, ROUNDS, STEPS = 4, 4, 20, 6
+BLOCKS, WARPS, ROUNDS, STEPS = 12, 4, 20, 6
 COUNTED = EventTable(
     "counted",
     (

@@ -141,11 +141,11 @@ def test_links_pipes_and_folders_are_refused_at_once(make_ring: MakeRing, tmp_pa
             RingFile.attach(tmp_path / name)
 
 
-def test_another_layout_is_a_mismatch(make_ring: MakeRing) -> None:
+def test_another_version_is_a_mismatch(make_ring: MakeRing) -> None:
     ring = make_ring()
-    _, at = header_field("layout_version")
+    _, at = header_field("version")
     patch(ring.path, at, b"\x63\0\0\0")
-    with pytest.raises(SchemaMismatch, match="layout 99"):
+    with pytest.raises(SchemaMismatch, match="version 99"):
         RingFile.attach(ring.path)
 
 

@@ -159,6 +159,17 @@ def test_only_sums_that_moved_are_told(make_ring: MakeRing) -> None:
     assert reader.changed()[0].size == 0
 
 
+def test_sums_of_blocks_are_unrolled_past_their_wrap(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    reader = CounterReader(ring)
+    ring.block_sums[3, 2] = (2**40 - 1) << COUNT_BITS | 1
+    assert reader.block_cycles()[3, 2] == 2**40 - 1
+    ring.block_sums[3, 2] = 4 << COUNT_BITS | 2  # five more
+    cycles = reader.block_cycles()
+    assert cycles[3, 2] == 2**40 + 4
+    assert cycles.sum() == cycles[3, 2]
+
+
 @given(st.lists(st.tuples(st.integers(0, 2**40 - 1), st.integers(0, 2**24 - 1)), max_size=8))
 def test_sums_are_unrolled_past_their_wrap(stalls: list[tuple[int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -50,6 +50,12 @@ MEGATRACE_DEVICE uint64_t clock64() {
   return cycles;
 }
 
+// The low half of a clock just read. The clock's sign, zero for a lifetime, is added, so that the
+// compiler does not make a 32-bit read of it.
+MEGATRACE_DEVICE uint32_t low_half(uint64_t clock) {
+  return static_cast<uint32_t>(clock) + static_cast<uint32_t>(clock >> 63);
+}
+
 MEGATRACE_DEVICE uint64_t globaltimer() {
   uint64_t ns;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));

@@ -46,31 +46,27 @@ class LastMissed {
   LaneSlot last_;
 };
 
-// Runs `done` until it says true. `hang` is called once where that takes suspiciously
-// long since `begin`, before the bound; says whether it was. `die` is called at the bound, and
-// does not come back.
-template <class Slot, class Done, class Hang, class Die, class Bound = uint64_t>
-MEGATRACE_DEVICE bool spin_bounded(const char* what, const Slot& slot, Done&& done, Hang&& hang,
-                                   Die&& die, uint64_t begin,
+// Runs `done` until it says true. `hanging` is called, with the cycles since `begin`, after every
+// try from where they are suspiciously many; `die` at the bound, and does not come back.
+template <class Slot, class Done, class Hanging, class Die, class Bound = uint64_t>
+MEGATRACE_DEVICE void spin_bounded(const char* what, const Slot& slot, Done&& done,
+                                   Hanging&& hanging, Die&& die, uint64_t begin,
                                    Bound bound_cycles = ptx::kTrapCycles) {
-  bool told = false;
   while (!done()) {
     ptx::spin_pause(what, ptx::kSlow ? slot_of(slot) : 0);
     const uint64_t waited = ptx::clock64() - begin;
     if (__builtin_expect(waited > ptx::kHangCycles, 0)) {
-      if (!told) hang();
-      told = true;
+      hanging(waited);
       if (waited > bound_cycles) die();
     }
   }
-  return told;
 }
 
 // Waits for the phase of this parity of an mbarrier.
 MEGATRACE_DEVICE void mbar_wait(const char* what, uint64_t* bar, uint32_t parity) {
   if (ptx::mbar_test(bar, parity)) return;
   spin_bounded(
-      what, 0u, [&] { return ptx::mbar_try(bar, parity); }, [] {}, [] { ptx::trap(); },
+      what, 0u, [&] { return ptx::mbar_try(bar, parity); }, [](uint64_t) {}, [] { ptx::trap(); },
       ptx::clock64());
 }
 
@@ -78,7 +74,7 @@ MEGATRACE_DEVICE void mbar_wait(const char* what, uint64_t* bar, uint32_t parity
 // long, so its code is here once.
 template <class Slot, class Ready>
 MEGATRACE_DEVICE void poll(const char* what, const Slot& slot, Ready&& ready) {
-  spin_bounded(what, slot, ready, [] {}, [] { ptx::trap(); }, ptx::clock64());
+  spin_bounded(what, slot, ready, [](uint64_t) {}, [] { ptx::trap(); }, ptx::clock64());
 }
 
 }  // namespace megatrace

@@ -8,47 +8,9 @@
 #pragma once
 
 #include "megatrace/tracer_calls.cuh"
+#include "megatrace/tracer_sums.cuh"
 
 namespace megatrace {
-
-// One stall, as running sums count it.
-MEGATRACE_DEVICE uint64_t stall_sum(uint32_t cycles) { return uint64_t{cycles} << kCountBits | 1; }
-
-// A launch's stalls by cause. In registers, or, for a kernel that has none to
-// spare and names its warps, in shared memory.
-template <uint32_t kWarps>
-class StallSums;
-#if !defined(MEGATRACE_HOST_BUILD)
-template <uint32_t kWarps>
-class StallSums {
- public:
-  MEGATRACE_DEVICE StallSums() {
-    if (ptx::lane_id() < kCauses) of_warp()[ptx::lane_id()] = 0;
-    ptx::syncwarp();
-  }
-  MEGATRACE_DEVICE void add(uint32_t cause, uint32_t cycles) {
-    if (ptx::lane_id() != 0) return;
-    of_warp()[cause] += stall_sum(cycles);
-  }
-  // In lane 0.
-  MEGATRACE_DEVICE uint64_t of(uint32_t cause) const { return of_warp()[cause]; }
-
- private:
-  static MEGATRACE_DEVICE uint64_t* of_warp() {
-    __shared__ uint64_t sums[kWarps][kCauses];
-    return sums[threadIdx.x >> 5];
-  }
-};
-#endif
-template <>
-class StallSums<0> {
- public:
-  MEGATRACE_DEVICE void add(uint32_t cause, uint32_t cycles) { sums_[cause] += stall_sum(cycles); }
-  MEGATRACE_DEVICE uint64_t of(uint32_t cause) const { return sums_[cause]; }
-
- private:
-  uint64_t sums_[kCauses] = {};
-};
 
 // The end of a wait of a warp that keeps no lines: it says whom it waits for, in a launch of its
 // own in the ring that begins now and never ends, gives the others time to say so too, and
@@ -74,6 +36,7 @@ template <Level L, Detail D, Head H, uint32_t kWarps>
 class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   static constexpr bool kTimeline = L == Level::timeline;
   static constexpr bool kAll = kTimeline && D == Detail::all;
+  using Sums = StallSums<kWarps>;
 
  public:
   using Params = TraceParams;
@@ -107,8 +70,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   MEGATRACE_DEVICE void head() {
     static_assert(H == Head::early, "this tracer makes its header itself");
     if constexpr (kTimeline) {
-      live_ = wanted();
-      line_word_ = header_word();
+      begin_lines(wanted());
       headed_ = true;
     }
   }
@@ -117,10 +79,10 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   template <class... Args>
   MEGATRACE_DEVICE void record(uint32_t id, Args... args) {
     if constexpr (kTimeline) {
-      const uint64_t since = ptx::clock64() - t0_;
+      const uint64_t now = ptx::clock64();
       room(1 + sizeof...(args) + ptx::kSlow);
-      stage((id << kTimeBits) | (static_cast<uint32_t>(since) & kTimeMask), args...);
-      if (ptx::kSlow) epoch(since);
+      stage((id << kTimeBits) | (static_cast<uint32_t>(now - t0_) & kTimeMask), args...);
+      if (ptx::kSlow) epoch(now - t0_);
     }
   }
 
@@ -156,10 +118,10 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
       if constexpr (kAll || E::kFirstUse) record(event.id, 0u, args...);
       return;
     }
-    stalls_.add(static_cast<uint32_t>(E::cause), s.cycles);
+    if constexpr (!Sums::kTakesClocks) stalls_.add(cause_of(event), s.cycles);
     if constexpr (kTimeline) {
       room(3 + sizeof...(args));
-      stage((event.id << kTimeBits) | (s.begin & kTimeMask), s.cycles, args...);
+      stage((event.id << kTimeBits) | (s.begin & kTimeMask), at_most(s.cycles, kArgMask), args...);
       // Long enough for the reader to lose count of the time field: say the high part.
       if (ptx::kSlow || s.cycles >> (kTimeBits - 2)) epoch(ptx::clock64() - t0_);
     }
@@ -182,7 +144,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
  private:
   // Where this warp's words go is worked out while the warp has to wait anyway.
   MEGATRACE_DEVICE void begin() {
-    if constexpr (kWarps == 0) sums_ = ptx::opaque(p_.sums + warp_of_grid());
+    if constexpr (kWarps == 0) sums_ = ptx::opaque(stalls_.place(p_));
     if constexpr (kTimeline) {
       cursor_at_ = ptx::opaque(p_.cursors + warp_of_grid());
       lines_ = ptx::opaque(p_.lines + uint64_t{warp_of_grid()} * (p_.line_mask + 1) * kLineWords);
@@ -190,6 +152,10 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
     }
   }
 
+  template <class E>
+  static constexpr MEGATRACE_DEVICE uint32_t cause_of(E) {
+    return static_cast<uint32_t>(E::cause);
+  }
   static MEGATRACE_DEVICE uint32_t at_most(uint64_t v, uint32_t cap) {
     return v < cap ? static_cast<uint32_t>(v) : cap;
   }
@@ -233,6 +199,17 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
     return fits(p_) && wants_timeline(p_, ptx::opaque(control_.y));
   }
 
+  // Makes the header, and knows from here on whether lines leave, and where the next goes.
+  MEGATRACE_DEVICE void begin_lines(bool live) {
+    live_ = live;
+    line_word_ = header_word();
+    line_at_ = line_of(ptx::opaque(cursor_.x));
+  }
+  // Where the line stands before which this warp has written so many.
+  MEGATRACE_DEVICE uint32_t* line_of(uint32_t before) const {
+    return lines_ + (before & p_.line_mask) * kLineWords;
+  }
+
   // Room for so many words in the line in progress: a record never straddles two lines.
   MEGATRACE_DEVICE void room(uint32_t words) {
     if (MEGATRACE_RARE(used_ + words > kRecordsPerLine)) flush_line(kLineWords);
@@ -254,17 +231,16 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   MEGATRACE_DEVICE void flush_line(uint32_t lanes) {
     if constexpr (H == Head::late) {
       if (flushed_ == 0) {
-        live_ = live_ || wanted();
         if (!asked_) after_dependency();
-        line_word_ = header_word();
+        begin_lines(live_ || wanted());
       }
     } else if (ptx::kSlow && !headed_) {
       ptx::misuse("a line is full before head()");
     }
     const uint32_t number = ptx::opaque(cursor_.x) + ++flushed_;
     if ((ptx::lane_id() & 15) == 0) line_word_ = number;
-    if (live_)
-      ptx::store_line(lines_ + ((number - 1) & p_.line_mask) * kLineWords, line_word_, lanes);
+    if (live_) ptx::store_line(line_at_, line_word_, lanes);
+    line_at_ = line_of(number);
     words_ += used_;
     line_word_ = 0;
     used_ = 0;
@@ -274,7 +250,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
 
   MEGATRACE_DEVICE void finish() {
     if constexpr (kTimeline) {
-      if (ptx::opaque(control_.y) == 0) return;
+      if (!live_ && ptx::opaque(control_.y) == 0) return;
       if (H == Head::late && flushed_ == 0) live_ = live_ || wanted();
       if (live_) return close();
     }
@@ -283,9 +259,9 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
 
   MEGATRACE_DEVICE void close() {
     room(kClosingWords);
-    const uint64_t cycles = ptx::clock64();
+    const uint32_t cycles = ptx::low_half(ptx::clock64());
     const uint32_t words = ptx::opaque(cursor_.y) + words_ + used_ + kClosingWords;
-    stage((core::closing::id << kTimeBits) | (static_cast<uint32_t>(cycles - t0_) & kTimeMask),
+    stage((core::closing::id << kTimeBits) | ((cycles - static_cast<uint32_t>(t0_)) & kTimeMask),
           cycles, words);
     flush_line(used_ <= kRecordsPerHalf ? kHalfWords : kLineWords);
     // The spare word goes back as it came: its register, given to something else, would have that
@@ -299,14 +275,10 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   // Nothing is read and nobody waits.
   MEGATRACE_DEVICE void add_sums() {
     if (!live_ && (!keeps(ptx::opaque(control_.y)) || warp_of_grid() >= p_.warps)) return;
-    if (ptx::lane_id() != 0) return;
     // A kernel that names its warps has no registers to spare.
-    uint64_t* const sums = kWarps == 0 ? sums_ : p_.sums + ptx::opaque(warp_of_grid());
-#pragma unroll
-    for (uint32_t c = 0; c < kCauses; ++c) {
-      const uint64_t sum = stalls_.of(c);
-      if (sum != 0) ptx::add_state(sums + c * p_.warps, sum);
-    }
+    uint64_t* const sums = kWarps == 0 ? sums_ : stalls_.place(p_);
+    stalls_.each(
+        [&](uint32_t cause, uint64_t sum) { ptx::add_state(sums + cause * p_.warps, sum); });
   }
 
   // -- the inside of a wait ------------------------------------------------------------
@@ -315,7 +287,11 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   MEGATRACE_DEVICE Stalled stalled(E event, uint32_t slot, Try&& try_once, Block&& block) {
     if (try_once()) return {0, 0, false};
     const uint64_t begin = ptx::clock64();
-    return blocked(event, slot, begin, block);
+    if constexpr (Sums::kTakesClocks) stalls_.began(cause_of(event), begin);
+    uint64_t end;
+    const Stalled s = blocked(event, slot, begin, end, block);
+    if constexpr (Sums::kTakesClocks) stalls_.ended(cause_of(event), end);
+    return s;
   }
 
   // The same where a try is long: its code is here once, and the first try counts as waiting.
@@ -324,31 +300,47 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
                                   Ready&& ready) {
     bool missed = false;
     const uint64_t begin = ptx::clock64();
-    const Stalled s = blocked(event, slot, begin, [&] {
+    uint64_t end;
+    const Stalled s = blocked(event, slot, begin, end, [&] {
       if (ready()) return true;
       missed = true;
       // Of a counter nobody asks who was missed, until it hangs.
       if constexpr (kTimeline) last.miss();
       return false;
     });
-    return missed ? s : Stalled{0, 0, false};
+    if (!missed) return {0, 0, false};
+    if constexpr (Sums::kTakesClocks) {
+      stalls_.began(cause_of(event), begin);
+      stalls_.ended(cause_of(event), end);
+    }
+    return s;
   }
 
+  // Reads its end first of all, and leaves the rest for later: the work that waited comes next.
   template <class E, class Slot, class Block>
-  MEGATRACE_DEVICE Stalled blocked(E event, const Slot& slot, uint64_t begin, Block&& block) {
-    bool hung = false;
+  MEGATRACE_DEVICE Stalled blocked(E event, const Slot& slot, uint64_t begin, uint64_t& end,
+                                   Block&& block) {
+    bool told = false;
+    uint32_t beyond = 0;  // cycles, of what a record can say
     if constexpr (kTimeline)
-      hung = spin_bounded(
-          event.name, slot, block, [&] { hang(event.id, slot_of(slot), begin); },
+      spin_bounded(
+          event.name, slot, block,
+          [&](uint64_t waited) {
+            if (!told) hang(event.id, slot_of(slot), begin);
+            told = true;
+            if (waited > kArgMask) beyond = static_cast<uint32_t>(waited - kArgMask);
+          },
           [] { ptx::trap(); }, begin);
     else
-      hung = spin_bounded(
-          event.name, slot, block, [] {},
+      spin_bounded(
+          event.name, slot, block, [](uint64_t) {},
           [&] { LastWords::say(p_, event.id, event.name, slot_of(slot), begin); }, begin,
           ptx::kGiveUpCycles);
-    const uint64_t cycles = ptx::clock64() - begin;
-    return {static_cast<decltype(Stalled::begin)>(begin - t0_),
-            hung ? at_most(cycles, kArgMask) : static_cast<uint32_t>(cycles), true};
+    end = ptx::clock64();
+    const uint32_t cycles = Sums::kTakesClocks
+                                ? ptx::low_half(end) - static_cast<uint32_t>(begin) - beyond
+                                : at_most(end - begin, kArgMask);
+    return {static_cast<decltype(Stalled::begin)>(begin - t0_), cycles, true};
   }
 
   // The slow path of a spin that may never end: everything this warp knows leaves now, then
@@ -363,7 +355,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
       if (flushed_ != 0) {
         flushed_ = words_ = line_word_ = 0;
         used_ = kHeaderWords;
-        if (H == Head::early) line_word_ = header_word();
+        if (H == Head::early) begin_lines(true);
       }
     }
 #pragma unroll 1
@@ -380,22 +372,23 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
 
   const Params p_;
   uint2 control_;             // step id, level
-  uint64_t* sums_ = nullptr;  // of this warp, by cause
+  uint64_t* sums_ = nullptr;  // where this lane adds, by cause
   uint4* cursor_at_ = nullptr;
-  uint32_t* lines_ = nullptr;  // of this warp
-  uint4 cursor_ = {};          // lines, words and launches of this warp before this launch
-  bool ended_ = false;         // looked at where there is time to
-  bool asked_ = false;         // the cursor is on its way
-  bool headed_ = false;        // head() was called; looked at where there is time to
-  bool live_ = false;          // lines are wanted; known from the first on
-  uint64_t ns_ = 0;            // globaltimer at launch start
-  uint64_t t0_ = 0;            // clock, read with it
-  uint32_t line_word_ = 0;     // this lane's word of the line in progress
-  uint32_t place_ = ~0u;       // which record word of a line that is; none for the two numbers
-  uint32_t used_ = 0;          // record words in the line in progress
-  uint32_t flushed_ = 0;       // lines finished by this launch
-  uint32_t words_ = 0;         // record words in them
-  StallSums<kWarps> stalls_;
+  uint32_t* lines_ = nullptr;    // of this warp
+  uint32_t* line_at_ = nullptr;  // where the next of them goes
+  uint4 cursor_ = {};            // lines, words and launches of this warp before this launch
+  bool ended_ = false;           // looked at where there is time to
+  bool asked_ = false;           // the cursor is on its way
+  bool headed_ = false;          // head() was called; looked at where there is time to
+  bool live_ = false;            // lines are wanted; known from the first on
+  uint64_t ns_ = 0;              // globaltimer at launch start
+  uint64_t t0_ = 0;              // clock, read with it
+  uint32_t line_word_ = 0;       // this lane's word of the line in progress
+  uint32_t place_ = ~0u;         // which record word of a line that is; none for the two numbers
+  uint32_t used_ = 0;            // record words in the line in progress
+  uint32_t flushed_ = 0;         // lines finished by this launch
+  uint32_t words_ = 0;           // record words in them
+  Sums stalls_;
 };
 
 }  // namespace megatrace

@@ -27,17 +27,18 @@ enum class Head : uint32_t { late, early };
 struct TraceParams {
   const uint32_t* control;  // DEVICE_CONTROL, written by the host before a replay
   uint4* cursors;           // [warps] lines, words and launches so far
-  uint64_t* sums;           // [causes][warps] running sums of stalls: cycles << 24 | count
+  uint64_t* sums;           // [layers + 1][causes][warps] running sums, from this layer's on
   uint32_t* lines;          // [warps][line_mask + 1] lines of the ring, host memory
   uint32_t line_mask;
   uint32_t kernel_layer;
   uint32_t warps;   // of the grid
-  uint32_t layers;  // that have sums, and above 16 bits block_warps(); for the host alone
+  uint32_t layers;  // that have sums, and above 16 bits block_warps()
 };
 
 // One word for both: kernels copy the parameter word by word, and with one more they would be
 // other code.
-inline uint32_t layer_count(const TraceParams& p) { return p.layers & 0xffff; }
+constexpr uint32_t kLayerMask = (1u << kKernelShift) - 1;
+inline uint32_t layer_count(const TraceParams& p) { return p.layers & kLayerMask; }
 // Warps of a block of the kernel that the agent was told of; 0 where nobody said.
 inline uint32_t block_warps(const TraceParams& p) { return p.layers >> 16; }
 

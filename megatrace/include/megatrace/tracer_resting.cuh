@@ -32,7 +32,7 @@ class Resting : public Off {
   MEGATRACE_DEVICE void spin(E event, const Slot& slot, Done&& done) {
     const uint64_t begin = ptx::clock64();
     spin_bounded(
-        event.name, slot, done, [] {},
+        event.name, slot, done, [](uint64_t) {},
         [&] {
           const uint32_t whom = ptx::kSlow ? slot_of(slot) : kSlotUnknown;
           LastWords::say(p_, event.id, event.name, whom, begin);

@@ -23,6 +23,7 @@ constexpr uint32_t kSlotUnknown = 2147483647;
 constexpr uint32_t kClosingWords = 3;
 constexpr uint32_t kKernelShift = 16;
 constexpr uint32_t kCountBits = 24;
+constexpr uint32_t kSumGroups = 8;
 constexpr uint32_t kCauses = 4;
 constexpr uint32_t kSmMaskWords = 8;
 constexpr uint32_t kArgBit = 1u << 31;
