@@ -37,7 +37,13 @@ from megatrace.ring.file import UNPINNED_FACT, RingFile, RingSpec
 from megatrace.ring.host import HostWriter
 from megatrace.ring.session import Session
 from megatrace.schema import HOST, EventTable
-from megatrace.schema.layout import CONTROL_RESTS, CONTROL_SOME_SMS, LEVEL_COUNTERS, LEVEL_OFF
+from megatrace.schema.layout import (
+    CONTROL_RESTS,
+    CONTROL_SOME_SMS,
+    LAYER_MASK,
+    LEVEL_COUNTERS,
+    LEVEL_OFF,
+)
 
 _CLOCK_SAMPLE = next(event.id for event in HOST if event.name == "clock_sample")
 _TICK_S = 0.25
@@ -53,7 +59,7 @@ _QUIET_S = 1.0
 class RingSize:
     """``lines`` (128 bytes) a warp, a power of two; ``layers`` of sums.
 
-    Raises UsageError for another number of lines.
+    Raises UsageError for another number of lines, and for more layers than a launch can name.
     """
 
     lines: int = 256
@@ -65,6 +71,8 @@ class RingSize:
             raise UsageError(
                 f"ring: {self.lines} lines a warp", hint="use a power of two from 2 on"
             )
+        if not 1 <= self.layers <= LAYER_MASK:
+            raise UsageError(f"ring: {self.layers} layers", hint=f"use 1 to {LAYER_MASK}")
 
 
 class KernelAgent:

@@ -84,7 +84,7 @@ class TraceMemory(Protocol):
 
 def _params(ring: RingFile, control: int, cursors: int, sums: int, lines: int) -> TraceParams:
     mask, warps = int(ring.header["lines"]) - 1, int(ring.header["warps"])
-    layers = min(int(ring.header["layers"]), _UINT16_MAX)  # launches of others are refused
+    layers = int(ring.header["layers"])
     of_block = warps if warps <= _UINT16_MAX else 0
     return TraceParams(control, cursors, sums, lines, mask, 0, ring.rings, layers, of_block)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from megatrace.analysis.lines import I8, Rows
 from megatrace.capture.reader import CounterSamples
-from megatrace.schema.layout import CAUSE_SLOTS
+from megatrace.schema.layout import CAUSE_SLOTS, stall_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def counter_sums(
     cycles = np.zeros((len(names), CAUSE_SLOTS), np.int64)
     count = np.zeros((len(names), CAUSE_SLOTS), np.int64)
     np.add.at(cycles, role, records["cycles"].astype(np.int64))
-    np.add.at(count, role, records["count"].astype(np.int64))
+    np.add.at(count, role, stall_counts(records).astype(np.int64))
     return CounterSums(cycles, count, len(mine))
 
 

@@ -5,9 +5,11 @@ its own arrays. Every batch is of one table:
 
     table       data                    ring                    seq
     1 lines     128 bytes, a line       ring in its file        line number
-    2 counters   64 bytes, COUNTERS     layer * rings + ring    its seq
+    2 counters   64 bytes, COUNTERS     layer * rings + ring(*) its seq
     3 host      128 bytes, HOST_RECORD  0                       record number
     4 meta      empty; ``meta`` JSON    0                       0
+
+(*) A few blocks' rings stand for all blocks: add them up by role.
 
 ``rank`` numbers a process of a rank: of its first it is the rank, see
 :mod:`megatrace.schema.processes`. ``t_ns`` is CLOCK_MONOTONIC of the host when the row was

@@ -50,7 +50,7 @@ class CounterSamples:
     """Counters in file order, all ``(n,)``.
 
     ``rank`` u2, ``slot`` u4 (layer * rings + ring), ``t_ns`` i8 when drained, ``records``
-    COUNTERS.
+    COUNTERS. A few blocks' rings stand for all blocks.
     """
 
     rank: NDArray[np.uint16]

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,10 +229,18 @@ class _Remains:
             writer.write_meta("ring", source.rank, **source.describe())
         if source.traced:
             self._write_lines(writer)
+        source.resume_counters(*self._last_counters())
         slots, counters = source.changed_counters()
         writer.write_counters(source.rank, slots, counters, _now_ns())
         self._write_host(writer)
         source.close()
+
+    def _last_counters(self) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+        """The last of each slot that the capture has: the ring alone does not tell its wraps."""
+        samples = self._capture.counters()
+        mine = np.flatnonzero(samples.rank == self._source.rank)[::-1]
+        slots, latest = np.unique(samples.slot[mine], return_index=True)
+        return slots, samples.records[mine[latest]]
 
     def _write_lines(self, writer: CaptureWriter) -> None:
         source = self._source

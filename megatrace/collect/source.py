@@ -180,6 +180,10 @@ class Source:
         """Slots ``layer * rings + ring`` that moved since the last call, and their sums."""
         return self._counters.changed()
 
+    def resume_counters(self, slots: NDArray[np.uint32], counters: NDArray[Any]) -> None:
+        """Count on from the last that another reader had of this ring."""
+        self._counters.resume(slots, counters)
+
     def role_sums(self) -> RoleSums:
         """Its counters as they are now, by role."""
         if self._last is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrace.schema.layout import CAUSE_SLOTS
+from megatrace.schema.layout import CAUSE_SLOTS, stall_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,6 @@ def role_sums(
         of_role = [warp for warp, role in enumerate(role_of_warp) if role == name]
         mine = now[:, :, of_role]
         sums.cycles[:, at] = mine["cycles"].sum(axis=(1, 2), dtype=np.uint64)
-        sums.count[:, at] = mine["count"].sum(axis=(1, 2), dtype=np.uint64)
+        sums.count[:, at] = stall_counts(mine).sum(axis=(1, 2), dtype=np.uint64)
         sums.block_cycles[:, at] = by_block[:, :, of_role].sum(axis=2, dtype=np.uint64).T
     return sums

@@ -21,6 +21,7 @@ from megatrace.jit.compilers import HOST, Compiler, cuda_compiler, host_compiler
 from megatrace.paths import asset_dir, include_dir
 from megatrace.schema import EventTable
 from megatrace.schema.emit import table_header
+from megatrace.schema.layout import TRACER_VERSION
 
 CACHE_ENV = "MEGATRACE_CACHE"
 _HEADERS = ("*.cuh", "*.hpp", "*.h")
@@ -72,7 +73,7 @@ def build(kernel: Kernel, target: str) -> Path:
 
 
 def load(library: Path, table: EventTable) -> ctypes.CDLL:
-    """Loads ``library`` after checking that it was compiled with ``table``.
+    """Loads ``library`` after checking that it was compiled with ``table`` and this tracer.
 
     Raises SchemaMismatch naming both versions where it was not, BuildError where it cannot
     be loaded or does not say (``megatrace_table_hash``).
@@ -86,10 +87,11 @@ def load(library: Path, table: EventTable) -> ctypes.CDLL:
             hint="export uint64_t megatrace_table_hash() from it",
         ) from None
     compiled.restype = ctypes.c_uint64
-    if compiled() != table.hash:
+    if compiled() != table.build_hash:
         raise SchemaMismatch(
-            f"{library} was compiled with table {compiled():016x}, "
-            f"this process has {table.version}",
+            f"{library} was compiled with table and tracer {compiled():016x}, "
+            f"this process has {table.build_hash:016x}, of table {table.version} "
+            f"and tracer version {TRACER_VERSION}",
             hint="build the kernel again",
         )
     return loaded

@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrace.ring.file import RingFile
-from megatrace.schema.layout import COUNT_BITS, COUNTERS, HOST_RECORD
+from megatrace.schema.layout import (
+    CAUSE_SLOTS,
+    COUNT_BITS,
+    COUNTERS,
+    HOST_RECORD,
+    stall_counts,
+)
 
 _MAX_RECORDS = 1 << 14
 
@@ -17,7 +23,8 @@ class CounterReader:
     """Samples the running sums and unrolls them; one slot is a layer and a warp ring.
 
     Of a layer, the rings of the first SUM_GROUPS blocks count for those of all. The sums
-    wrap: sample at least once in the time a place's warps can stall 2**40 cycles, or 2**24 times.
+    wrap: sample at least once in the time that the warps of a place, at most
+    blocks / SUM_GROUPS of them, can stall 2**40 cycles or 2**24 times.
     """
 
     def __init__(self, ring: RingFile) -> None:
@@ -26,9 +33,25 @@ class CounterReader:
         layers, _, rings = ring.sums.shape
         self._before = np.zeros(ring.sums.shape, np.uint64)
         self._total = np.zeros((layers, rings), COUNTERS)
+        self._count = np.zeros((layers, rings, CAUSE_SLOTS), np.uint64)
         self._told = np.zeros(layers * rings, np.uint32)
         self._blocks_before = np.zeros(ring.block_sums.shape, np.uint64)
         self._block_cycles = np.zeros(ring.block_sums.shape, np.uint64)
+
+    def resume(self, slots: NDArray[np.uint32], counters: NDArray[Any]) -> None:
+        """Count on from COUNTERS ``(n,)`` of ``slots``, another reader's last of this ring.
+
+        Slots that the ring does not have are left out.
+        """
+        inside = slots < self._told.size
+        slots, counters = slots[inside], counters[inside]
+        count = stall_counts(counters)
+        self._total.reshape(-1)[slots] = counters
+        self._count.reshape(-1, CAUSE_SLOTS)[slots] = count
+        self._told[slots] = counters["seq"]
+        before = self._before.swapaxes(1, 2)  # a view
+        layer, ring = np.divmod(slots, self._total.shape[1])
+        before[layer, ring] = (counters["cycles"] << np.uint64(COUNT_BITS)) + count
 
     def snapshot(self) -> NDArray[Any]:
         """COUNTERS ``(layers, rings)``: totals since the ring was made, the caller's own."""
@@ -56,6 +79,7 @@ class CounterReader:
         self._live_blocks = self._live_blocks.copy()
         self._before = self._before[:0].copy()
         self._total = self._total[:0].copy()
+        self._count = self._count[:0].copy()
         self._told = self._told[:0].copy()
 
     def _sample(self) -> None:
@@ -63,7 +87,9 @@ class CounterReader:
         more = (now - self._before).swapaxes(1, 2)
         self._before = now
         self._total["cycles"] += more >> np.uint64(COUNT_BITS)
-        self._total["count"] += (more & np.uint64((1 << COUNT_BITS) - 1)).astype(np.uint32)
+        self._count += more & np.uint64((1 << COUNT_BITS) - 1)
+        self._total["count"] = self._count.astype(np.uint32)
+        self._total["count_high"] = (self._count >> np.uint64(32)).astype(np.uint16)
         self._total["seq"] += more.any(axis=2)
 
 

@@ -77,7 +77,7 @@ def table_header(table: EventTable) -> str:
     lines.append(
         f'#include "megatrace/words.cuh"\n\nnamespace megatrace::events::{table.name} {{\n\n'
     )
-    lines.append(f"constexpr uint64_t kTableHash = 0x{table.hash:016x}ull;\n\n")
+    lines.append(f"constexpr uint64_t kTableHash = 0x{table.build_hash:016x}ull;\n\n")
     fetched = {event.edge for event in table.events if event.kind is Kind.PREFETCH}
     lines += [_struct(event, event.edge in fetched) for event in table.events]
     lines.append(f"}}  // namespace megatrace::events::{table.name}\n")

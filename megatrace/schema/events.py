@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any
 
 from megatrace.errors import SchemaMismatch, UsageError
-from megatrace.schema.layout import LAYOUT_VERSION, MAX_EVENT
+from megatrace.schema.layout import LAYOUT_VERSION, MAX_EVENT, TRACER_VERSION
 
 FIRST_USER_EVENT = 16
 
@@ -181,6 +181,11 @@ class EventTable:
         """64 bits over layout version, core events and these; never 0."""
         digest = hashlib.sha256(self.to_json().encode()).digest()
         return int.from_bytes(digest[:8], "little") or 1
+
+    @property
+    def build_hash(self) -> int:
+        """What a kernel compiled with this table and today's tracer says: ``kTableHash``."""
+        return (self.hash + TRACER_VERSION) % 2**64
 
     @property
     def version(self) -> str:

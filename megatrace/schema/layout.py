@@ -26,9 +26,9 @@ agent copies them here now and then::
 
     cycles << 24 | count          modulo 2**64: the reader takes differences
 
-A warp adds twice. Of its layer, in the place of block ``b % 8``: a launch ends when memory has
-taken its sums, and has them sooner where they are few lines that another block has just asked
-for. And of its block, in the row after the layers'.
+A warp of block b adds twice. Of its layer, in the place of block ``b % SUM_GROUPS``: a launch
+ends when memory has taken its sums, and it takes them sooner where they are few lines that
+another block has just had. And of its block, in the row after the layers'.
 
 Ring file (``*.ring``), little endian::
 
@@ -46,12 +46,17 @@ last and stands at both ends.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 LAYOUT_VERSION = 1
 """Of words and lines."""
 RING_VERSION = 2
 """Of the ring file, words and lines included."""
+TRACER_VERSION = 2
+"""Of what a kernel's tracer is handed: TraceParams and the memory behind it."""
 
 TIME_BITS = 23
 TIME_MASK = (1 << TIME_BITS) - 1
@@ -150,9 +155,17 @@ COUNTERS = np.dtype(
         ("pad", "<u4"),
         ("cycles", "<u8", (CAUSE_SLOTS,)),
         ("count", "<u4", (CAUSE_SLOTS,)),
-        ("pad_end", "<u8"),
+        ("count_high", "<u2", (CAUSE_SLOTS,)),  # of the count, above its 32 bits
     ]
 )
+
+
+def stall_counts(counters: NDArray[Any]) -> NDArray[np.uint64]:
+    """How often each of ``counters`` (COUNTERS) stalled, by cause: ``(..., causes)``."""
+    counts: NDArray[np.uint64] = counters["count_high"].astype(np.uint64) << np.uint64(32)
+    counts |= counters["count"]
+    return counts
+
 
 HOST_TEXT_BYTES = 56
 

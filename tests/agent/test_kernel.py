@@ -288,6 +288,12 @@ def test_a_ring_of_any_other_number_of_lines_is_refused(lines: int) -> None:
         RingSize(lines=lines)
 
 
+@pytest.mark.parametrize("layers", [0, 1 << 16])
+def test_a_ring_of_no_layer_or_more_than_a_launch_can_name_is_refused(layers: int) -> None:
+    with pytest.raises(UsageError, match=f"{layers} layers"):
+        RingSize(layers=layers)
+
+
 @pytest.mark.parametrize("changes", [{"blocks": 0}, {"roles": ()}])
 def test_an_agent_of_no_warp_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"blocks of \d warps"):

@@ -108,8 +108,15 @@ def test_a_failed_build_leaves_nothing_that_is_taken_for_one(kernel: Kernel) -> 
 
 def test_a_kernel_of_another_table_is_refused_with_both_named(kernel: Kernel) -> None:
     other = EventTable("toy", (Event(18, "tile", Kind.SPAN, "A tile."),))
-    with pytest.raises(SchemaMismatch, match=f"{TABLE.hash:016x}.*{other.hash:016x}"):
+    with pytest.raises(SchemaMismatch, match=f"{TABLE.build_hash:016x}.*{other.build_hash:016x}"):
         load(build(kernel, HOST), other)
+
+
+def test_a_kernel_of_another_tracer_is_refused(kernel: Kernel) -> None:
+    said = f"{TABLE.build_hash - 1}ull"
+    kernel.source.write_text(SOURCE.replace("megatrace::events::toy::kTableHash", said))
+    with pytest.raises(SchemaMismatch, match="tracer version"):
+        load(build(kernel, HOST), TABLE)
 
 
 def test_a_library_that_is_no_traced_kernel_is_refused(tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ MEGATRACE_DEVICE void wait_for(Counting<T>& c, uint32_t cause, uint64_t* bar, ui
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * kWarps)
-    counted(Sums* out, uint32_t rounds, typename T::Params trace) {
-  T t(trace);
+MEGATRACE_DEVICE void count(T& t, Sums* out, uint32_t rounds) {
   ptx::dependency_wait();
   t.after_dependency();
   uint64_t* bars = reinterpret_cast<uint64_t*>(ptx::dynamic_shared());
@@ -74,17 +72,38 @@ __global__ void __launch_bounds__(32 * kWarps)
   t.end();
 }
 
+// One body for all levels.
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps)
+    one_body(Sums* out, uint32_t rounds, typename T::Params trace) {
+  T t(trace);
+  count(t, out, rounds);
+}
+
+// A body for each; of launches that count, on the GPU with sums in shared memory.
+template <class T>
+__global__ void __launch_bounds__(32 * kWarps)
+    bodies(Sums* out, uint32_t rounds, typename T::Params trace) {
+  Launch<T> launch(trace);
+  launch.run([&](auto& t) { count(t, out, rounds); });
+}
+
 extern "C" {
 uint64_t megatrace_table_hash() { return ev::kTableHash; }
 
-// One launch; `sums` is [blocks][warps][causes] of (cycles, count). 1 and the reason on failure.
-int counted_run(const TraceParams* trace, uint32_t blocks, uint32_t rounds, void* sums) {
+// One launch of `layer` in form 0 (one body) or 1 (bodies, named warps); `sums` is
+// [blocks][warps][causes] of (cycles, count). 1 and the reason on failure.
+int counted_run(const TraceParams* trace, uint32_t form, uint32_t layer, uint32_t blocks,
+                uint32_t rounds, void* sums) {
   return guarded([&] {
+    using Named = Tracer<Level::counters, Detail::stalls, Head::late, kWarps>;
+    constexpr decltype(&bodies<Named>) kForms[] = {one_body<Tracer<Level::timeline>>,
+                                                   bodies<Named>};
     const size_t many = size_t{blocks} * kWarps * kCauses;
     Sums* out = device_alloc<Sums>(many);
     Chain chain;
-    chain.add(counted<Tracer<Level::timeline>>, dim3(blocks), 32 * kWarps, 2 * sizeof(uint64_t),
-              out, rounds, for_launch(*trace, 0, 0));
+    chain.add(kForms[form], dim3(blocks), 32 * kWarps, 2 * sizeof(uint64_t), out, rounds,
+              for_launch(*trace, 0, layer));
     chain.finish();
     chain.replay();
     chain.synchronize();

@@ -45,7 +45,7 @@ def main() -> int:
         for step in range(STEPS):
             agent.begin_step()
             out = sums[step].ctypes.data_as(ctypes.c_void_p)
-            if library.counted_run(ctypes.byref(agent.params), BLOCKS, ROUNDS, out):
+            if library.counted_run(ctypes.byref(agent.params), 0, 0, BLOCKS, ROUNDS, out):
                 print(library.megatrace_last_error().decode(), file=sys.stderr)
                 return 1
     np.save(path, sums)

@@ -15,7 +15,7 @@ from megatrace.errors import RingError
 from megatrace.ring.drain import CounterReader, HostReader
 from megatrace.ring.file import RingFile, RingSpec
 from megatrace.ring.host import _BODY, Fact, FactAssembler, HostWriter
-from megatrace.schema.layout import COUNT_BITS
+from megatrace.schema.layout import COUNT_BITS, stall_counts
 
 MakeRing = Callable[..., RingFile]
 
@@ -157,6 +157,32 @@ def test_only_sums_that_moved_are_told(make_ring: MakeRing) -> None:
     assert records["count"].tolist() == [[1, 0, 0, 2]]
     assert records["seq"].tolist() == [1]
     assert reader.changed()[0].size == 0
+
+
+def test_a_reader_counts_on_from_what_another_had(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    first = CounterReader(ring)
+    for _ in range(3):
+        add(ring, 1, 3, 2, 2**39, 2**23)
+        first.snapshot()
+    slots, last = first.changed()
+    add(ring, 1, 3, 2, 9, 1)
+    add(ring, 0, 0, 1, 4, 1)
+    second = CounterReader(ring)
+    second.resume(np.append(slots, 10**6).astype(np.uint32), np.append(last, last))
+    slots, now = second.changed()
+    assert slots.tolist() == [1, 8]
+    assert now["cycles"].tolist() == [[4, 0, 0, 0], [0, 0, 0, 3 * 2**39 + 9]]
+    assert stall_counts(now).tolist() == [[1, 0, 0, 0], [0, 0, 0, 3 * 2**23 + 1]]
+
+
+def test_more_stalls_are_counted_than_32_bits_hold(make_ring: MakeRing) -> None:
+    ring = make_ring()
+    reader = CounterReader(ring)
+    for _ in range(300):
+        add(ring, 0, 1, 0, 1, 2**24 - 1)
+        total = reader.snapshot()
+    assert stall_counts(total)[0, 0, 1] == 300 * (2**24 - 1) > 2**32
 
 
 def test_sums_of_blocks_are_unrolled_past_their_wrap(make_ring: MakeRing) -> None:

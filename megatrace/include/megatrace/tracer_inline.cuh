@@ -70,6 +70,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
   MEGATRACE_DEVICE void head() {
     static_assert(H == Head::early, "this tracer makes its header itself");
     if constexpr (kTimeline) {
+      if (headed_) return;  // a wait hung before
       begin_lines(wanted());
       headed_ = true;
     }
@@ -88,7 +89,7 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
 
   // -- waits ---------------------------------------------------------------------------
 
-  // wait(), written down by a later commit(), off the critical path.
+  // wait(), of which a timeline is told by a later commit(), off the critical path.
   template <class E>
   MEGATRACE_DEVICE Stalled wait_later(E event, uint64_t* bar, uint32_t parity) {
     return stalled(
@@ -355,8 +356,13 @@ class Inlined : public Calls<Inlined<L, D, H, kWarps>, L, D> {
       if (flushed_ != 0) {
         flushed_ = words_ = line_word_ = 0;
         used_ = kHeaderWords;
-        if (H == Head::early) begin_lines(true);
+        headed_ = false;
       }
+    }
+    if (H == Head::early && !headed_) {
+      if (!asked_) after_dependency();
+      begin_lines(live_);
+      headed_ = true;
     }
 #pragma unroll 1
     for (uint32_t line = 0; line < 2; ++line) {

@@ -56,7 +56,7 @@ inline TraceParams for_launch(TraceParams p, uint32_t kernel, uint32_t layer) {
 // A wait that ended and is not written down yet: commit it where time is to spare.
 struct Stalled {
   std::conditional_t<ptx::kSlow, uint64_t, uint32_t> begin;  // cycles since launch start
-  uint32_t cycles;
+  uint32_t cycles;  // modulo 2**32 where there is no timeline
   bool blocked;
 };
 
