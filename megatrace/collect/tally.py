@@ -36,11 +36,11 @@ def role_sums(
 ) -> RoleSums:
     """The sums of COUNTERS ``(layers, rings)`` and ``block_cycles`` ``(causes, rings)``.
 
-    Both are of a ring with ``header``.
+    As a :class:`megatrace.ring.records.CounterReader` of a ring with ``header`` has them.
     """
     blocks, warps, layers = (int(header[name]) for name in ("blocks", "warps", "layers"))
     roles = tuple(dict.fromkeys(role_of_warp))
-    now = counters.reshape(layers, blocks, warps)
+    now = counters.reshape(layers, -1, warps)
     by_block = block_cycles.reshape(CAUSE_SLOTS, blocks, warps)
     sums = RoleSums(
         roles,

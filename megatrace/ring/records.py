@@ -13,6 +13,7 @@ from megatrace.schema.layout import (
     COUNT_BITS,
     COUNTERS,
     HOST_RECORD,
+    SUM_GROUPS,
     stall_counts,
 )
 
@@ -22,19 +23,21 @@ _MAX_RECORDS = 1 << 14
 class CounterReader:
     """Samples the running sums and unrolls them; one slot is a layer and a warp ring.
 
-    Of a layer, the rings of the first SUM_GROUPS blocks count for those of all. The sums
-    wrap: sample at least once in the time that the warps of a place, at most
-    blocks / SUM_GROUPS of them, can stall 2**40 cycles or 2**24 times.
+    Rings are those of the first SUM_GROUPS blocks, whose places of a layer are those of all.
+    The sums wrap: sample at least once in the time that the warps that share a place can stall
+    2**40 cycles or 2**24 times.
     """
 
     def __init__(self, ring: RingFile) -> None:
         """Count from here on as if all sums were 0 when the ring was made."""
-        self._live, self._live_blocks = ring.sums, ring.block_sums
-        layers, _, rings = ring.sums.shape
-        self._before = np.zeros(ring.sums.shape, np.uint64)
-        self._total = np.zeros((layers, rings), COUNTERS)
-        self._count = np.zeros((layers, rings, CAUSE_SLOTS), np.uint64)
-        self._told = np.zeros(layers * rings, np.uint32)
+        self._rings = ring.rings
+        self._live = ring.sums[:, :, : SUM_GROUPS * int(ring.header["warps"])]
+        self._live_blocks = ring.block_sums
+        layers, _, shared = self._live.shape
+        self._before = np.zeros(self._live.shape, np.uint64)
+        self._total = np.zeros((layers, shared), COUNTERS)
+        self._count = np.zeros((layers, shared, CAUSE_SLOTS), np.uint64)
+        self._told = np.zeros((layers, shared), np.uint32)
         self._blocks_before = np.zeros(ring.block_sums.shape, np.uint64)
         self._block_cycles = np.zeros(ring.block_sums.shape, np.uint64)
 
@@ -43,15 +46,14 @@ class CounterReader:
 
         Slots that the ring does not have are left out.
         """
-        inside = slots < self._told.size
-        slots, counters = slots[inside], counters[inside]
+        layer, ring = np.divmod(slots, max(1, self._rings))
+        inside = (layer < self._told.shape[0]) & (ring < self._told.shape[1])
+        at, counters = (layer[inside], ring[inside]), counters[inside]
         count = stall_counts(counters)
-        self._total.reshape(-1)[slots] = counters
-        self._count.reshape(-1, CAUSE_SLOTS)[slots] = count
-        self._told[slots] = counters["seq"]
+        self._total[at], self._count[at] = counters, count
+        self._told[at] = counters["seq"]
         before = self._before.swapaxes(1, 2)  # a view
-        layer, ring = np.divmod(slots, self._total.shape[1])
-        before[layer, ring] = (counters["cycles"] << np.uint64(COUNT_BITS)) + count
+        before[at] = (counters["cycles"] << np.uint64(COUNT_BITS)) + count
 
     def snapshot(self) -> NDArray[Any]:
         """COUNTERS ``(layers, rings)``: totals since the ring was made, the caller's own."""
@@ -68,10 +70,10 @@ class CounterReader:
     def changed(self) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         """Slots ``layer * rings + ring`` that moved since the last call, and their COUNTERS."""
         self._sample()
-        total = self._total.reshape(-1)
-        slots = np.nonzero(total["seq"] != self._told)[0]
-        self._told[slots] = total["seq"][slots]
-        return slots.astype(np.uint32), total[slots]
+        at = np.nonzero(self._total["seq"] != self._told)
+        changed = self._total[at]
+        self._told[at] = changed["seq"]
+        return (at[0] * self._rings + at[1]).astype(np.uint32), changed
 
     def release(self) -> None:
         """Look at the ring no more, so that it can be unmapped; nothing is counted after."""
