@@ -11,6 +11,7 @@ import pytest
 
 from megatrace.capture.layout import FORMAT_KEY
 from megatrace.cli.main import VERBS
+from megatrace.collect.options import COUNTERS_EVERY
 from megatrace.documents import JSON_VERSION
 from tests.collect.helpers import MEGATRACE, environment, megatrace
 
@@ -30,6 +31,11 @@ def assert_one_error(done: subprocess.CompletedProcess[str], code: int) -> None:
     assert first.startswith("megatrace: error: ")
     assert second.startswith("megatrace: hint: ")
     assert done.stdout == ""
+
+
+def test_help_says_how_often_counters_are_kept_as_it_is() -> None:
+    done = megatrace("record", "--help")
+    assert f"[default: {COUNTERS_EVERY}]" in done.stdout
 
 
 def test_help_lists_every_verb_in_one_line_each() -> None:
