@@ -40,7 +40,7 @@ def role_sums(
     """
     blocks, warps, layers = (int(header[name]) for name in ("blocks", "warps", "layers"))
     roles = tuple(dict.fromkeys(role_of_warp))
-    now = counters.reshape(layers, -1, warps)
+    now = counters.reshape(layers, counters.shape[1] // max(1, warps), warps)
     by_block = block_cycles.reshape(CAUSE_SLOTS, blocks, warps)
     sums = RoleSums(
         roles,
