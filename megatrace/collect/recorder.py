@@ -111,6 +111,14 @@ class Recording:
             self._follow(child)
             self._drain_rest(child)
             summary = self._finish(child)
+        except Exception as error:
+            if child.poll() is None:  # or the reader of this waits, and does not know what for
+                self._talk.error(
+                    f"the recording broke off, and the program goes on: "
+                    f"{type(error).__name__}: {error}",
+                    f"megatrace recover {self._sink.part}",
+                )
+            raise
         finally:
             self._status.end()
             self._wait_for(child)

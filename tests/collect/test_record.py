@@ -19,10 +19,14 @@ from megatrace.sizes import size_text
 from tests.collect.helpers import (
     FAKE_RANK,
     MEGATRACE,
+    ROOT,
+    child_pid,
     environment,
     megatrace,
     record,
     recording,
+    said,
+    said_so_far,
     sessions_left,
     wait_until,
 )
@@ -309,6 +313,31 @@ def test_an_open_session_directory_is_refused(
     assert done.returncode == 125
     assert "is open to others" in done.stderr
     assert list(tmp_path.glob("*.mtr*")) == []
+
+
+def test_a_recorder_that_breaks_off_says_so_while_its_program_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'record' in sys.orig_argv:\n"
+        "    import megatrace.collect.source as source\n"
+        "    source.role_sums = lambda *arguments: 1 / 0\n"
+    )
+    output = tmp_path / "run.mtr"
+    program = (*FAKE_RANK, "--steps", "3000", "--step-us", "1000")
+    with subprocess.Popen(
+        [*MEGATRACE, "record", "-o", str(output), "--", *program],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
+    ) as process:
+        pid = child_pid(process)
+        broke = next(line for line in said_so_far(process) if "broke off" in line)
+        assert "the program goes on: ZeroDivisionError: division by zero" in broke
+        assert next(said_so_far(process)) == f"megatrace: hint: megatrace recover {output}.part\n"
+        os.kill(pid, 0)
+        assert "Traceback" in said(process)
+    assert process.returncode not in (0, None)
+    assert megatrace("recover", f"{output}.part").returncode == 0
 
 
 def test_a_damaged_ring_is_refused_and_said(tmp_path: Path) -> None:
