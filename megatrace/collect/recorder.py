@@ -112,7 +112,7 @@ class Recording:
             self._drain_rest(child)
             summary = self._finish(child)
         except Exception as error:
-            if child.poll() is None:  # or the reader of this waits, and does not know what for
+            if child.poll() is None:  # said later, it would be said after hours of silence
                 self._talk.error(
                     f"the recording broke off, and the program goes on: "
                     f"{type(error).__name__}: {error}",

@@ -15,7 +15,7 @@ import pytest
 
 from megatrace.analysis import decode
 from megatrace.capture.reader import open_capture
-from megatrace.jit import HOST, default_target
+from megatrace.jit import HOST
 from megatrace.ring.control import Control, write_control
 from megatrace.ring.drain import CounterReader, LineReader
 from megatrace.ring.file import RingFile
@@ -26,13 +26,9 @@ from megatrace.schema.layout import (
     LEVEL_TIMELINE,
     TIME_BITS,
 )
+from tests.gpu.targets import TARGETS, chip
 
 FOLDER = Path(__file__).parents[2] / "examples" / "01_trace_a_kernel"
-TARGETS = [HOST, pytest.param("gpu", marks=pytest.mark.gpu)]
-
-
-def chip(target: str) -> str:
-    return default_target() if target == "gpu" else target
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -62,7 +58,8 @@ def test_every_launch_of_every_warp_is_in_the_capture(target: str, tmp_path: Pat
 class Running:
     """The example in this process, replayed step by step under a session of this test."""
 
-    def __init__(self, target: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, target: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.session = session = Session.create(name)
         monkeypatch.setenv("MEGATRACE_SESSION", str(session.path))
         monkeypatch.syspath_prepend(str(FOLDER))
         self.run = runpy.run_path(str(FOLDER / "run.py"))
@@ -91,6 +88,15 @@ class Running:
         self.lines = LineReader(self.ring)
         self.sums = CounterReader(self.ring)
 
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.chain.close()
+        self.ring.close()
+        self.agent.close()
+        self.session.close(remove=True)
+
     def step(self, control: Control) -> np.ndarray:
         """One replay under ``control``: the lines it wrote, u4 ``(n, 32)``."""
         write_control(self.ring, control)
@@ -109,9 +115,7 @@ class Running:
 def test_what_is_recorded_changes_while_the_same_graph_replays(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session.create("control")
-    running = Running(chip(target), session, monkeypatch)
-    try:
+    with Running(chip(target), "control", monkeypatch) as running:
         headers = headers_of(running.step(Control(level=LEVEL_TIMELINE, every_n=1)))
         assert len(headers) == running.blocks * 12 * 3
         assert len(running.step(Control(level=LEVEL_OFF))) == 0
@@ -123,20 +127,13 @@ def test_what_is_recorded_changes_while_the_same_graph_replays(
         assert len(some) == 2 * 12 * 3
         assert len(running.step(Control(level=LEVEL_TIMELINE, every_n=1000))) == 0
         assert running.chain.worst_error() < 1e-5
-    finally:
-        running.chain.close()
-        running.ring.close()
-        running.agent.close()
-        session.close(remove=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_blocks_have_stalled_as_long_as_layers(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session.create("sums")
-    running = Running(chip(target), session, monkeypatch)
-    try:
+    with Running(chip(target), "sums", monkeypatch) as running:
         running.step(Control(level=LEVEL_COUNTERS))
         assert running.stalls() > 0
         layers = running.sums.snapshot()["cycles"].astype(np.uint64)
@@ -145,18 +142,11 @@ def test_blocks_have_stalled_as_long_as_layers(
         # Each of the two is added by a lane of its own, from clocks it read itself.
         np.testing.assert_allclose(blocks.sum(axis=0), by_warp.sum(axis=0), rtol=1e-3)
         assert blocks.any(axis=(1, 2)).all()
-    finally:
-        running.chain.close()
-        running.ring.close()
-        running.agent.close()
-        session.close(remove=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_step_that_rests_keeps_nothing(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session.create("rest")
-    running = Running(chip(target), session, monkeypatch)
-    try:
+    with Running(chip(target), "rest", monkeypatch) as running:
         running.step(Control(level=LEVEL_COUNTERS, counters_every=3))
         counted = running.stalls()
         assert counted > 0
@@ -166,11 +156,6 @@ def test_a_step_that_rests_keeps_nothing(target: str, monkeypatch: pytest.Monkey
         assert running.stalls() == counted
         running.step(Control(level=LEVEL_COUNTERS, counters_every=3))
         assert running.stalls() > counted
-    finally:
-        running.chain.close()
-        running.ring.close()
-        running.agent.close()
-        session.close(remove=True)
 
 
 def headers_of(lines: np.ndarray) -> np.ndarray:

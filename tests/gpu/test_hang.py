@@ -12,11 +12,11 @@ import pytest
 
 from megatrace.analysis import summarise
 from megatrace.capture.reader import open_capture
-from megatrace.jit import HOST, default_target
+from megatrace.jit import HOST
 from megatrace.schema.layout import ARG_BIT, ARG_MASK, SLOT_UNKNOWN, TIME_BITS
+from tests.gpu.targets import TARGETS, chip
 
 SCRIPT = Path(__file__).parents[1] / "kernels" / "hang.py"
-TARGETS = [HOST, pytest.param("gpu", marks=pytest.mark.gpu)]
 # In the host build records are never calls.
 BODIES = [
     (HOST, "bodies"),
@@ -52,7 +52,7 @@ def hung(
 ) -> None:
     """Record the kernel until it is given up: the capture and, on the host, stderr say why."""
     command = [sys.executable, "-m", "megatrace", "record", *options, "-o", str(out), "--"]
-    target_arch = default_target() if target == "gpu" else target
+    target_arch = chip(target)
     done = subprocess.run(
         [*command, sys.executable, str(SCRIPT), target_arch, form, str(step)],
         capture_output=True,

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatrace.agent.kernel import KernelAgent, RingSize
-from megatrace.jit import HOST, Kernel, build, load
-from megatrace.ring.control import Control, read_ack, write_control
+from megatrace.ring.control import Control, write_control
 from megatrace.ring.file import RingFile
 from megatrace.ring.records import CounterReader
 from megatrace.ring.session import Session
 from megatrace.schema.layout import LEVEL_COUNTERS, SUM_GROUPS, stall_counts
-from tests.gpu.test_example import TARGETS, chip
-from tests.kernels.counted import COUNTED, ROUNDS, WARPS
+from tests.gpu.targets import TARGETS, chip
+from tests.kernels.counted import ROUNDS, WARPS, start
 
-SOURCE = Path(__file__).parents[1] / "kernels" / "counted.cu"
 BLOCKS, LAYERS = 2 * SUM_GROUPS + 3, 2
 
 
@@ -30,24 +25,12 @@ def test_layers_and_blocks_have_what_the_kernel_counted_itself(
 ) -> None:
     session = Session.create("sums")
     monkeypatch.setenv("MEGATRACE_SESSION", str(session.path))
-    target = chip(target)
-    library = load(build(Kernel(SOURCE, (COUNTED,)), target), COUNTED)
-    library.megatrace_last_error.restype = ctypes.c_char_p
-    agent = KernelAgent.start(
-        COUNTED,
-        blocks=BLOCKS,
-        roles=("feeder", *["waiter"] * (WARPS - 1)),
-        kernels=("counted",),
-        device="cpu" if target == HOST else "cuda",
-        size=RingSize(layers=LAYERS),
-    )
+    library, agent = start(chip(target), BLOCKS, LAYERS)
     told = np.zeros((LAYERS, BLOCKS, WARPS, 4, 2), np.uint64)
     try:
         with RingFile.attach(session.ring_paths()[0], writable_control=True) as ring:
-            seq = write_control(ring, Control(level=LEVEL_COUNTERS))
-            while read_ack(ring).seq != seq:
-                agent.begin_step()
-                time.sleep(0.01)
+            write_control(ring, Control(level=LEVEL_COUNTERS))
+            agent.begin_step()
             for layer in range(LAYERS):
                 out = told[layer].ctypes.data_as(ctypes.c_void_p)
                 params = ctypes.byref(agent.params)

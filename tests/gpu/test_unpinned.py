@@ -11,19 +11,19 @@ import pytest
 
 from megatrace.analysis import decode, summarise
 from megatrace.capture.reader import Capture, open_capture
-from megatrace.jit import HOST, default_target
+from megatrace.jit import HOST
+from tests.gpu.targets import TARGETS, chip
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01_trace_a_kernel" / "run.py"
 HANG = Path(__file__).parents[1] / "kernels" / "hang.py"
-TARGETS = [HOST, pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 def recorded(out: Path, target: str, *command: str) -> subprocess.CompletedProcess[str]:
     """Record ``command`` with ``TARGET`` in it as the chip."""
-    chip = default_target() if target == "gpu" else target
+    arch = chip(target)
     record = [sys.executable, "-m", "megatrace", "record", "--every", "1", "-o", str(out), "--"]
     return subprocess.run(
-        [*record, sys.executable, *(chip if word == "TARGET" else word for word in command)],
+        [*record, sys.executable, *(arch if word == "TARGET" else word for word in command)],
         capture_output=True,
         text=True,
         check=False,

@@ -101,6 +101,7 @@ int counted_run(const TraceParams* trace, uint32_t form, uint32_t layer, uint32_
                                                    bodies<Named>};
     const size_t many = size_t{blocks} * kWarps * kCauses;
     Sums* out = device_alloc<Sums>(many);
+    copy_bytes(sums, out, many * sizeof(Sums));  // waits for the stream that the step is said on
     Chain chain;
     chain.add(kForms[form], dim3(blocks), 32 * kWarps, 2 * sizeof(uint64_t), out, rounds,
               for_launch(*trace, 0, layer));

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megatrace.agent.kernel import KernelAgent
+from megatrace.agent.kernel import IdleAgent, KernelAgent, RingSize
 from megatrace.jit import HOST, Kernel, build, load
 from megatrace.schema import CAUSES, Cause, Event, EventTable, Kind
 
@@ -28,18 +28,25 @@ COUNTED = EventTable(
 )
 
 
-def main() -> int:
-    target, path = sys.argv[1:]
+def start(target: str, blocks: int, layers: int) -> tuple[ctypes.CDLL, KernelAgent | IdleAgent]:
+    """The kernel, built for ``target``, and its agent."""
     source = Path(__file__).with_name("counted.cu")
     library = load(build(Kernel(source, (COUNTED,)), target), COUNTED)
     library.megatrace_last_error.restype = ctypes.c_char_p
     agent = KernelAgent.start(
         COUNTED,
-        blocks=BLOCKS,
+        blocks=blocks,
         roles=("feeder", *["waiter"] * (WARPS - 1)),
         kernels=("counted",),
         device="cpu" if target == HOST else "cuda",
+        size=RingSize(layers=layers),
     )
+    return library, agent
+
+
+def main() -> int:
+    target, path = sys.argv[1:]
+    library, agent = start(target, BLOCKS, layers=1)
     sums = np.zeros((STEPS, BLOCKS, WARPS, len(CAUSES), 2), np.uint64)
     with agent:
         for step in range(STEPS):

@@ -7,7 +7,7 @@ namespace megatrace {
 
 // Where a warp adds what it stalled, of its layer and of its block (megatrace/schema/layout.py). A
 // layer's sums are few lines, shared by blocks: a launch ends when memory has taken them, which is
-// sooner where another block has just had the line (an H200: 0.1 us of a launch).
+// sooner where another block has just had the line.
 MEGATRACE_DEVICE uint64_t* layer_sums(const TraceParams& p) {
   return p.sums + (blockIdx.x % kSumGroups) * (blockDim.x >> 5) + (threadIdx.x >> 5);
 }
