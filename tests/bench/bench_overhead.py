@@ -3,7 +3,8 @@
     python -m tests.bench.bench_overhead [ROUNDS] [-o figures.json]
 
 Prints, for three lengths of launch, the ratio of each level to the kernel without a tracer
-and of that kernel to itself (A/A): median, 5 and 95 % of the rounds.
+and of that kernel to itself (A/A): median, 5 and 95 % of the rounds. A round is each of them in
+turn, there and back; its time is that of the GPU, which has the graph before it begins.
 """
 
 from __future__ import annotations

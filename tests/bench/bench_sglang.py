@@ -9,9 +9,11 @@ defaults, a plugin of this bench (site/megatrace_bench_hooks.py) takes megatrace
 step out of the scheduler and puts them back: recorded, plain, plain again, there and back. While
 they are out the recorder is stopped too (SIGSTOP). A step lasts from the begin of its
 ``Scheduler.run_batch`` to the next one's. Prints the ratio of recorded to plain, turns side by
-side, with the 95 % interval of its mean, and the same of plain to plain again (A/A): of the
-median step of a turn, and of its mean step. The mean has the host's interruptions in it, and what
-the recorder has to make up for, as it goes on: more of its work than a recorded server has.
+side, and the same of plain to plain again (A/A): of the median step of a turn, and of its mean
+step. The mean step has the host's interruptions in it, and what the recorder has to make up for, as
+it goes on: more of its work than a recorded server has. Of the rounds' ratios it says median and
+mean, each with its 95 % interval: a host changes its pace now and then, and a round in which it did
+stands far off.
 
 Plain is without hooks of the host, not without a traced kernel: the ratio says nothing of a
 megakernel. Of several schedulers (tensor parallel) only one is looked at.
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -88,25 +91,35 @@ def _cycles(begun: Sequence[tuple[int, int]]) -> list[Cycle]:
     return [lasted[i * len(ORDER) : (i + 1) * len(ORDER)] for i in range(whole)]
 
 
-def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """Mean and 95 % interval of the mean, in percent over 1."""
-    mean = statistics.fmean(ratios)
-    half = T_95 * statistics.stdev(ratios) / len(ratios) ** 0.5
+def intervals(ratios: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Median and mean with their 95 % intervals, in percent over 1: by ranks, by the normal law."""
+    ordered, count = sorted(ratios), len(ratios)
+    reach = T_95 * count**0.5 / 2
+    low = ordered[max(0, math.floor(count / 2 - reach) - 1)]
+    high = ordered[min(count - 1, math.ceil(count / 2 + reach))]
+    mean, half = statistics.fmean(ratios), T_95 * statistics.stdev(ratios) / count**0.5
+    found = {
+        "median": (statistics.median(ratios), low, high),
+        "mean": (mean, mean - half, mean + half),
+    }
+    names = ("pct", "low_pct", "high_pct")
     return {
-        "mean_pct": 100 * (mean - 1),
-        "low_pct": 100 * (mean - half - 1),
-        "high_pct": 100 * (mean + half - 1),
+        name: {key: 100 * (at - 1) for key, at in zip(names, of, strict=True)}
+        for name, of in found.items()
     }
 
 
 def figures(cycles: Sequence[Cycle]) -> dict[str, Any]:
-    """Ratios of the cycles' turns, of their median and of their mean steps."""
+    """Ratios of the cycles' turns, of their median and of their mean steps; those medians."""
 
     def of(case: int, cycle: Cycle, middle: Callable[[list[int]], float]) -> float:
         steps = (turn for turn, which in zip(cycle, ORDER, strict=True) if which == case)
         return statistics.fmean(middle(turn) for turn in steps)
 
-    result: dict[str, Any] = {"cycles": len(cycles)}
+    result: dict[str, Any] = {
+        "rounds": len(cycles),
+        "turns_us": [[statistics.median(turn[SETTLE:]) / 1e3 for turn in c] for c in cycles],
+    }
     settled: dict[str, Callable[[list[int]], float]] = {
         "median": lambda turn: statistics.median(turn[SETTLE:]),
         "mean": statistics.fmean,
@@ -115,8 +128,8 @@ def figures(cycles: Sequence[Cycle]) -> dict[str, Any]:
         ns = [[of(case, c, middle) for case in (RECORDED, PLAIN, AGAIN)] for c in cycles]
         result[name] = {
             "plain_step_us": statistics.median((plain + again) / 2e3 for _, plain, again in ns),
-            "recorded_over_plain": interval([2 * r / (p + a) for r, p, a in ns]),
-            "plain_over_plain": interval([plain / again for _, plain, again in ns]),
+            "recorded_over_plain": intervals([2 * r / (p + a) for r, p, a in ns]),
+            "plain_over_plain": intervals([plain / again for _, plain, again in ns]),
         }
     return result
 
@@ -129,8 +142,8 @@ def measure(server: Switched, options: argparse.Namespace) -> dict[str, Any]:
         cycles += server.cycles(options.tokens)
         if len(cycles) < 2:
             raise SystemExit("--tokens: a request has to last three rounds of turns")
-        here = figures(cycles)["median"]["recorded_over_plain"]
-        say("{} cycles: {low_pct:+.2f} to {high_pct:+.2f} %".format(len(cycles), **here))
+        here = figures(cycles)["median"]["recorded_over_plain"]["median"]
+        say("{} rounds: {low_pct:+.2f} to {high_pct:+.2f} %".format(len(cycles), **here))
     return {"tokens": options.tokens, **figures(cycles)}
 
 
@@ -144,16 +157,16 @@ def arguments() -> argparse.Namespace:
 
 def table(body: dict[str, Any]) -> str:
     """The same for people."""
-    lines = [f"{body['cycles']} rounds of turns; recorded over plain, 95 % interval of the mean"]
-    for name in ("median", "mean"):
-        here = body[name]
-        texts = [
-            "{mean_pct:+.2f} % ({low_pct:+.2f} to {high_pct:+.2f})".format(**here[ratio])
-            for ratio in ("recorded_over_plain", "plain_over_plain")
-        ]
-        lines.append(
-            f"{name} step: {texts[0]}, A/A {texts[1]}; plain {here['plain_step_us']:.0f} us"
-        )
+    lines = [f"{body['rounds']} rounds of turns; recorded over plain with 95 % intervals, and A/A"]
+    for step in ("median", "mean"):
+        here = body[step]
+        lines.append(f"{step} step, plain {here['plain_step_us']:.0f} us")
+        for of in ("median", "mean"):
+            texts = [
+                "{pct:+.2f} % ({low_pct:+.2f} to {high_pct:+.2f})".format(**here[ratio][of])
+                for ratio in ("recorded_over_plain", "plain_over_plain")
+            ]
+            lines.append(f"  {of:6} of the rounds  {texts[0]}, A/A {texts[1]}")
     return "\n".join(lines)
 
 
